@@ -1,0 +1,122 @@
+/* Arguments of the small kernels, one POD each; shapes stand beside the pointers. "act" is the
+ * launch's dtype (F32 or BF16); sums and norms are formed in FP32. Every kernel is deterministic:
+ * the same inputs give the same bits, whatever the number of threads.
+ * Threads: plain data. Blocks: never. */
+#ifndef SLIDE_DEVICE_KERNEL_ARGS_H
+#define SLIDE_DEVICE_KERNEL_ARGS_H
+
+#include <stdint.h>
+
+#include "base/dtype.h"
+
+/* cos/sin of position * inv_freq, the product, cos and sin in FP32; rounded to act precision (but
+ * stored as FP32), times `factor` (1 but for YaRN). */
+struct slide_rope_table_args {
+    const int32_t *positions; /* [n] */
+    const float *inv_freq;    /* [half] */
+    float *cos, *sin;         /* [n, half] */
+    int64_t n;
+    int32_t half;
+    float factor;
+};
+
+struct slide_embed_fwd_args {
+    const int32_t *ids; /* [n], each in [0, vocab) */
+    const void *table;  /* act [vocab, cols] */
+    void *out;          /* act [n, cols] */
+    int64_t n;
+    int32_t cols;
+};
+
+/* dtable[ids[t]] += dout[t], in token order. dtable is zeroed by the caller. */
+struct slide_embed_bwd_args {
+    const int32_t *ids; /* [n] */
+    const void *dout;   /* act [n, cols] */
+    float *dtable;      /* [vocab, cols] */
+    int64_t n;
+    int32_t cols, vocab;
+};
+
+/* y = w * act(x * r), r = 1 / sqrt(mean(x^2) + eps), over `groups` vectors of `cols` a token; the
+ * token's vectors lie side by side at x + token * x_stride. A q/k norm is groups = heads,
+ * cols = head_dim, in place in the qkv rows (y == x allowed). models.md 1.1 (a). */
+struct slide_rmsnorm_fwd_args {
+    const void *x; /* act, stride x_stride elements a token */
+    const void *w; /* act [cols] */
+    void *y;       /* act, stride y_stride */
+    float *rstd;   /* [n, groups] */
+    int64_t n, x_stride, y_stride;
+    int32_t groups, cols;
+    float eps;
+};
+
+/* dx = r * (g - xhat * mean(xhat * g)), g = dy * w, xhat = x * r; added to dx if `add`.
+ * dw += sum over tokens and groups of dy * act(xhat), summed in FP32 in an order that depends on
+ * the shape only: rows in blocks of SLIDE_NORM_BLOCK, then the blocks in order. `dx` may be `dy`. */
+#define SLIDE_NORM_BLOCK 64
+struct slide_rmsnorm_bwd_args {
+    const void *dy; /* act, stride dy_stride */
+    const void *x;  /* act, stride x_stride: the input of the forward */
+    const void *w;  /* act [cols] */
+    const float *rstd; /* [n, groups] */
+    void *dx;       /* act, stride dx_stride */
+    float *dw;      /* [cols] */
+    float *scratch; /* [ceil(n / SLIDE_NORM_BLOCK), cols] */
+    int64_t n, dy_stride, x_stride, dx_stride;
+    int32_t groups, cols, add;
+};
+
+/* Rotates pairs (i, i + half) of `heads` vectors of `head_dim` a token, in place; half * 2 may be
+ * less than head_dim (the rest passes). sign +1 forward, -1 backward. models.md 1.2. */
+struct slide_rope_args {
+    void *x;              /* act, stride elements a token */
+    const float *cos, *sin; /* [n, half] */
+    int64_t n, stride;
+    int32_t heads, head_dim, half, sign;
+};
+
+/* out = silu(gate) * up; gate = gu[:, :cols], up = gu[:, cols:]. */
+struct slide_swiglu_fwd_args {
+    const void *gu; /* act [n, 2 * cols] */
+    void *out;      /* act [n, cols] */
+    int64_t n;
+    int32_t cols;
+};
+
+struct slide_swiglu_bwd_args {
+    const void *gu;   /* act [n, 2 * cols] */
+    const void *dout; /* act [n, cols] */
+    void *dgu;        /* act [n, 2 * cols]; may be gu */
+    int64_t n;
+    int32_t cols;
+};
+
+/* db[c] += sum over rows of dy[row, c]: blocks of SLIDE_NORM_BLOCK rows, then the blocks in order. */
+struct slide_bias_bwd_args {
+    const void *dy; /* act [n, cols], stride elements a row */
+    float *db;      /* [cols] */
+    float *scratch; /* [ceil(n / SLIDE_NORM_BLOCK), cols] */
+    int64_t n, stride;
+    int32_t cols;
+};
+
+/* Softmax cross-entropy of a chunk of rows. loss[r] = logsumexp(z) - z[label], 0 where the label is
+ * negative. With `grad`, z becomes (softmax(z) - onehot) * scale in place, 0 in unlabelled rows. */
+struct slide_ce_args {
+    void *z;               /* act [n, vocab] */
+    const int32_t *labels; /* [n], < 0: no target */
+    float *loss;           /* [n] */
+    int64_t n;
+    int32_t vocab, grad;
+    float scale;
+};
+
+/* out = in in another format, n elements (F32 -> BF16 to nearest even, BF16 -> F32, or a copy). */
+struct slide_cast_args {
+    const void *in;
+    void *out;
+    int64_t n;
+    enum slide_dtype from, to;
+};
+
+#endif

@@ -1,0 +1,137 @@
+"""The extension module: host state, streaming pipeline, routes, CPU optimizer.
+
+Private: users see `slidedp.Trainer`. Every blocking call releases the GIL, answers Ctrl-C within a
+second, and raises the first error of any rank with the rank as a note.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+__version__: str
+
+class Spec(TypedDict, total=False):
+    """What `Engine` is opened with. Required unless a default stands beside it."""
+
+    model: dict[str, Any]  # slidedp.config.ModelConfig.to_spec()
+    rank: int  # 0
+    world: int  # 1
+    rendezvous: str  # name of the abstract socket; required when world > 1
+    agreement: str  # "key=value\n" lines, equal on all ranks; ""
+    device: str  # "cpu"
+    device_index: int  # 0
+    bf16: bool  # True: hi/lo masters and BF16 compute; False: FP32 throughout
+    gradient_dtype: str  # "float32" | "bfloat16": on the way to the host
+    threads: int  # 0: CPUs of this process / local ranks
+    blas: str  # "" searches
+    max_tokens: int  # tokens of the largest micro-batch the plan is made for
+    max_seq: int  # its longest row
+    micro_batches: int  # 1: per step
+    activations: str  # "recompute" | "keep"
+    slots: int  # 2: weight slots
+    chunk_bytes: int  # 4 << 20: of gradient on the way out
+    head_rows: int  # 256: rows of logits at a time
+    overlap: bool  # True
+    keep_gradients: bool  # False
+    timeout: float  # 1800.0: seconds that a wait for another rank may last
+    beta1: float  # 0.9
+    beta2: float  # 0.999
+    epsilon: float  # 1e-8
+    weight_decay: float  # 0.0
+
+class Part(TypedDict):
+    """A tensor's bytes in a file."""
+
+    name: str  # without "model." prefix: "layers.0.mlp.up_proj.weight"
+    path: str
+    offset: int  # of the first byte in the file
+    dtype: str  # "F32" | "BF16" | "F16"
+    count: int  # elements
+
+class MicroBatch(TypedDict, total=False):
+    """int32, C-contiguous [B, T] each. `labels` are shifted already: labels[b, t] is the target of
+    position t, -100 for none. `first` [b, t] is the index in the row of the first token that t may
+    attend to by its document (the window is added by the engine)."""
+
+    input_ids: NDArray[np.int32]
+    labels: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    first: NDArray[np.int32]
+
+class StepOut(TypedDict):
+    loss: float  # sum over valid targets of all ranks / their number
+    targets: int  # valid targets of all ranks
+    tokens: int  # tokens of all ranks
+    skipped: bool  # no valid target anywhere: nothing was updated
+    nonfinite: int  # gradients that were Inf or NaN, all ranks
+    nonfinite_unit: int  # first unit concerned, -1: none
+    grad_norm: float  # of the mean gradient over all parameters
+    seconds: float
+    exposed_update_seconds: float  # from the end of backward to the last update
+    step: int  # updates done so far
+
+class Engine:
+    """One rank of a training: device, share of the host state, schedule."""
+
+    def __new__(cls, spec: Spec) -> Engine: ...
+    def load(
+        self, parts: Sequence[Part], progress: Callable[[int, int], None] | None = None
+    ) -> None:
+        """Reads this rank's slices of `parts` into the planes, then waits for all ranks. Every
+        tensor of the model must be covered. `progress(bytes done, bytes in all)` of this rank."""
+    def store(
+        self, parts: Sequence[Part], progress: Callable[[int, int], None] | None = None
+    ) -> None:
+        """Writes this rank's slices into existing files of full size, then waits for all ranks."""
+    def init(self, seed: int, std: float) -> None:
+        """Fills the masters: matrices from N(0, std), norm gains 1, biases 0. Same for any world."""
+    def step(
+        self, batches: Sequence[MicroBatch], lr: float
+    ) -> StepOut: ...
+    def evaluate(self, batches: Sequence[MicroBatch]) -> tuple[float, int]:
+        """(sum of the loss over valid targets, their number), of this rank alone."""
+    def logits(self, batch: MicroBatch) -> NDArray[np.float32]:
+        """[B, T, V]."""
+    def tensor(self, name: str, what: str) -> NDArray[np.float32]:
+        """what: "master" | "exp_avg" | "exp_avg_sq" | "grad"; [rows, cols], or [rows]."""
+    def tensors(self) -> list[tuple[str, tuple[int, ...], bool]]:
+        """(name without prefix, shape, decays) of each checkpoint tensor that the model has."""
+    def gather(self, values: Sequence[float]) -> list[list[float]]:
+        """values (at most 16) of every rank, by rank. Collective; also serves as a barrier."""
+    def abort(self, message: str) -> None:
+        """Ends every rank's waits with this message as the cause. Never raises."""
+    def plan(self) -> dict[str, Any]:
+        """Bytes by name on host and device, threads, units, slots, chunk and so on."""
+    def close(self) -> None: ...
+
+def env() -> dict[str, Any]:
+    """isa, isa_best, cpus, blas (text or why not), memory_free, memory_source, backends {name: ""
+    or why not}, variables [(name, value, meaning)]."""
+
+def model_types() -> list[str]: ...
+
+# For tests and benchmarks: the C loops on NumPy arrays, in place. isa: "base" | "avx2" | "avx512".
+def adamw(
+    planes: Sequence[NDArray[Any]],  # (hi uint16, lo int16, m, v) or (master float32, m, v)
+    grad: NDArray[np.float32],
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    weight_decay: float,
+    step: int,
+    isa: str = "",
+    threads: int = 1,
+    chunk: int = 0,
+) -> int: ...
+def triad(
+    a: NDArray[np.float32], b: NDArray[np.float32], c: NDArray[np.float32], threads: int = 1
+) -> None:
+    """a = b + 3 c, the STREAM triad, for floors."""
+
+def kernel(name: str, dtype: str, args: dict[str, Any], threads: int = 1) -> None:
+    """Runs one small kernel, "gemm", "attn_fwd" or "attn_bwd" of the CPU backend on NumPy arrays:
+    args by the names of kernel_args.h / device.h; arrays of BF16 are uint16."""
