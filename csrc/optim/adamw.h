@@ -25,8 +25,9 @@ struct slide_adamw {           /* FP32, what the loop uses */
 /* decay: 0 for tensors without weight decay (keep = 1). */
 struct slide_adamw slide_adamw_prepare(const struct slide_adamw_hyper *hyper, int decay);
 
-/* n parameters; grad is FP32. The split form updates (hi, lo), the other FP32 masters. Returns the
- * number of gradients in the range that were Inf or NaN (all are applied all the same). */
+/* n parameters; grad is FP32; the arrays don't overlap. The split form updates (hi, lo), the other
+ * FP32 masters. Returns the number of gradients in the range that were Inf or NaN (all are applied
+ * all the same: the parameter becomes NaN; the sign and payload of a NaN are nobody's promise). */
 uint64_t slide_adamw_split(enum slide_isa isa, const struct slide_adamw *a, uint16_t *hi,
                            int16_t *lo, float *m, float *v, const float *grad, uint64_t n);
 uint64_t slide_adamw_f32(enum slide_isa isa, const struct slide_adamw *a, float *master, float *m,
