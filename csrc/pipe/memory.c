@@ -1,0 +1,295 @@
+/* The memory plan of a rank. `place` walks all buffers in one order and is run twice: first without
+ * memory, to learn the size of everything by name; then with it, to set the pointers. So the plan
+ * that is printed and the memory that is used can't differ.
+ *
+ * Gradients of a block's values share memory by lifetime: a value's gradient lives in backward from
+ * the op that reads the value to the op that made it. Values on the residual stream share one
+ * buffer, micro.dx: the gradient of a sum is the gradient of its terms. */
+#include "pipe/memory.h"
+
+#include <string.h>
+
+#include "base/mem.h"
+
+#define ALIGN 256u
+
+struct arena {
+    unsigned char *base; /* NULL in the first walk */
+    size_t used;
+    struct slide_memory *memory;
+};
+
+/* Takes bytes and books them under `name`. */
+static void *take(struct arena *arena, const char *name, size_t bytes)
+{
+    struct slide_memory *memory = arena->memory;
+    size_t padded = (bytes + ALIGN - 1) / ALIGN * ALIGN;
+    void *at = arena->base ? arena->base + arena->used : NULL;
+    arena->used += padded;
+    if (arena->base)
+        return at; /* booked in the first walk */
+    int i = 0;
+    while (i < memory->areas && strcmp(memory->area[i].name, name))
+        i++;
+    if (i == memory->areas && i < SLIDE_AREAS_MAX)
+        memory->area[memory->areas++].name = name;
+    if (i < SLIDE_AREAS_MAX)
+        memory->area[i].bytes += padded;
+    return at;
+}
+
+static uint64_t max_u64(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* ---- gradients of values: aliases and lifetimes ---- */
+
+struct life {
+    int root[SLIDE_VALUES_MAX];
+    int made[SLIDE_VALUES_MAX], read[SLIDE_VALUES_MAX]; /* by root: first op, last op */
+    size_t bytes[SLIDE_VALUES_MAX], at[SLIDE_VALUES_MAX];
+};
+
+static int root_of(const struct life *life, int v)
+{
+    while (life->root[v] != v)
+        v = life->root[v];
+    return v;
+}
+
+/* Joins b's class to a's; value 0 (the unit's input) always stays a root. */
+static void join(struct life *life, int a, int b)
+{
+    int x = root_of(life, a), y = root_of(life, b);
+    life->root[x > y ? x : y] = x > y ? y : x;
+}
+
+/* Offsets of the block's value gradients; returns the bytes of all. */
+static size_t plan_gradients(struct slide_memory *memory, struct life *life)
+{
+    const struct slide_model *model = memory->o.layout->model;
+    const struct slide_unit_table *table = &model->family->unit[SLIDE_UNIT_BLOCK];
+    size_t act = slide_dtype_size(slide_layout_weight_type(memory->o.layout));
+    for (int v = 0; v < table->values; v++) {
+        life->root[v] = v;
+        life->made[v] = table->ops;
+        life->read[v] = -1;
+        life->bytes[v] = 0;
+    }
+    for (int i = 0; i < table->ops; i++) {
+        const struct slide_op *op = &table->op[i];
+        if (op->res != SLIDE_NO_VALUE)
+            join(life, op->out, op->res);
+        if (op->kind == SLIDE_OP_QKNORM)
+            join(life, op->out, op->in); /* v passes; q and k are normed backward in place */
+    }
+    for (int i = 0; i < table->ops; i++) {
+        int out = root_of(life, table->op[i].out), in = root_of(life, table->op[i].in);
+        if (life->made[out] > i)
+            life->made[out] = i;
+        life->read[in] = i > life->read[in] ? i : life->read[in];
+        life->read[out] = i > life->read[out] ? i : life->read[out];
+    }
+    int stream = root_of(life, 0);
+    size_t end = 0;
+    for (int v = 0; v < table->values; v++) {
+        memory->gradient_root[v] = root_of(life, v);
+        size_t bytes = (size_t)memory->o.tokens * act *
+                       (size_t)slide_model_dim(model, table->value[v].width);
+        int r = root_of(life, v);
+        life->bytes[r] = (bytes + ALIGN - 1) / ALIGN * ALIGN;
+    }
+    /* First fit, in the order of the values; few enough for the square of their number. */
+    for (int v = 0; v < table->values; v++) {
+        if (life->root[v] != v || v == stream)
+            continue;
+        size_t at = 0;
+        for (int again = 1; again;) {
+            again = 0;
+            for (int w = 0; w < v; w++) {
+                bool both = life->root[w] == w && w != stream && life->made[w] <= life->read[v] &&
+                            life->made[v] <= life->read[w];
+                if (both && at < life->at[w] + life->bytes[w] && life->at[w] < at + life->bytes[v]) {
+                    at = life->at[w] + life->bytes[w];
+                    again = 1;
+                }
+            }
+        }
+        life->at[v] = at;
+        end = at + life->bytes[v] > end ? at + life->bytes[v] : end;
+    }
+    return end;
+}
+
+/* ---- the walk ---- */
+
+static size_t place_weights(struct slide_memory *memory, struct arena *arena)
+{
+    const struct slide_layout *layout = memory->o.layout;
+    size_t size = slide_dtype_size(slide_layout_weight_type(layout));
+    bool tied = layout->model->config.tied;
+    int last = layout->units - 1;
+    uint64_t block = 0, head = layout->unit[last].count;
+    for (int u = 1; u < last; u++)
+        block = max_u64(block, layout->unit[u].count);
+    uint64_t edge = max_u64(layout->unit[0].count, tied ? 0 : head);
+    for (int i = 0; i < memory->o.slots + 2; i++) {
+        uint64_t count = i < memory->o.slots ? block : i == memory->o.slots ? edge : tied ? head : 0;
+        memory->weights[i] = take(arena, "weight slots", count * size);
+    }
+    for (int i = 0; i < memory->o.grads + 2; i++) {
+        uint64_t count = i < memory->o.grads ? block : i == memory->o.grads ? edge : tied ? head : 0;
+        memory->grad_count[i] = count;
+        memory->grad[i] = take(arena, "gradient slots", count * 4);
+        memory->wire[i] = memory->o.wire == SLIDE_F32 ? memory->grad[i]
+                                                      : take(arena, "gradient slots", count * 2);
+    }
+    return size;
+}
+
+static void place_micro(struct slide_memory *memory, struct arena *arena, int m, size_t act)
+{
+    const struct slide_model *model = memory->o.layout->model;
+    struct slide_micro *micro = &memory->micro[m];
+    size_t n = (size_t)memory->o.tokens, hidden = (size_t)model->config.hidden;
+    size_t half = (size_t)model->config.head_dim / 2;
+    int32_t **array[] = {&micro->ids, &micro->labels, &micro->positions, &micro->first[0],
+                         &micro->first[1]};
+    for (int i = 0; i < 5; i++)
+        *array[i] = take(arena, "inputs", n * 4);
+    micro->cos = take(arena, "inputs", n * half * 4);
+    micro->sin = take(arena, "inputs", n * half * 4);
+    micro->loss = take(arena, "inputs", n * 4);
+    for (int u = 0; u < model->units - 1; u++)
+        micro->boundary[u] = take(arena, "boundary activations", n * hidden * act);
+    micro->dx = take(arena, "value gradients", n * hidden * act);
+}
+
+static void place_values(struct slide_memory *memory, struct arena *arena, size_t act)
+{
+    const struct slide_model *model = memory->o.layout->model;
+    const struct slide_unit_table *table = &model->family->unit[SLIDE_UNIT_BLOCK];
+    size_t n = (size_t)memory->o.tokens;
+    int sets = memory->o.keep ? (model->units - 2) * memory->o.micro_batches : 1;
+    for (int s = 0; s < sets; s++) {
+        for (int v = 2; v < table->values; v++) /* 0 and 1 are the boundary */
+            memory->values[s].value[v] =
+                take(arena, "unit activations",
+                     n * act * (size_t)slide_model_dim(model, table->value[v].width));
+        for (int i = 0; i < table->ops; i++) {
+            size_t aux = (size_t)slide_op_aux(model, &table->op[i]);
+            memory->values[s].aux[i] = aux ? take(arena, "unit activations", n * aux * 4) : NULL;
+        }
+    }
+}
+
+static void place(struct slide_memory *memory, struct arena *arena)
+{
+    const struct slide_layout *layout = memory->o.layout;
+    const struct slide_model *model = layout->model;
+    const struct slide_config *config = &model->config;
+    size_t n = (size_t)memory->o.tokens, rows = (size_t)memory->o.head_rows;
+    size_t act = place_weights(memory, arena);
+    for (int m = 0; m < memory->o.micro_batches; m++)
+        place_micro(memory, arena, m, act);
+    place_values(memory, arena, act);
+    struct life life;
+    unsigned char *base = take(arena, "value gradients", plan_gradients(memory, &life));
+    for (int v = 0; v < model->family->unit[SLIDE_UNIT_BLOCK].values; v++) {
+        int r = memory->gradient_root[v];
+        memory->gradient[v] = r == memory->gradient_root[0] || !base ? NULL : base + life.at[r];
+    }
+    memory->inv_freq = take(arena, "inputs", (size_t)config->head_dim / 2 * 4);
+    memory->logits = take(arena, "logits chunk", rows * (size_t)config->vocab * act);
+    memory->head = take(arena, "logits chunk", rows * (size_t)config->hidden * act);
+    memory->dhead = take(arena, "logits chunk", rows * (size_t)config->hidden * act);
+    memory->head_rstd = take(arena, "logits chunk", rows * 4);
+    memory->logits_f32 =
+        act == 4 ? NULL : take(arena, "logits chunk", rows * (size_t)config->vocab * 4);
+    size_t wide = (size_t)slide_model_dim(model, SLIDE_DIM_QKV);
+    wide = wide > (size_t)slide_model_dim(model, SLIDE_DIM_INTER2)
+               ? wide
+               : (size_t)slide_model_dim(model, SLIDE_DIM_INTER2);
+    wide = wide > (size_t)config->hidden ? wide : (size_t)config->hidden;
+    memory->norm_scratch = take(arena, "workspace",
+                                (n + SLIDE_NORM_BLOCK - 1) / SLIDE_NORM_BLOCK * wide * 4);
+    /* The widest row that a micro-batch of so many tokens may have bounds the workspace. */
+    struct slide_attn attn = {
+        .dtype = slide_layout_weight_type(layout), .seq = memory->o.seq,
+        .rows = (int32_t)((memory->o.tokens + memory->o.seq - 1) / memory->o.seq),
+        .heads = config->heads, .kv_heads = config->kv_heads, .head_dim = config->head_dim};
+    memory->attn_workspace =
+        take(arena, "workspace", slide_attn_workspace(memory->o.device, &attn));
+}
+
+int slide_memory_init(struct slide_memory *memory, const struct slide_memory_options *options,
+                      struct slide_err *err)
+{
+    *memory = (struct slide_memory){.o = *options};
+    const struct slide_model *model = options->layout->model;
+    int units = model->units, micro = options->micro_batches;
+    memory->weights = slide_mem_array((uint64_t)options->slots + 2, sizeof *memory->weights, err);
+    memory->grad = slide_mem_array((uint64_t)options->grads + 2, sizeof *memory->grad, err);
+    memory->wire = slide_mem_array((uint64_t)options->grads + 2, sizeof *memory->wire, err);
+    memory->grad_count =
+        slide_mem_array((uint64_t)options->grads + 2, sizeof *memory->grad_count, err);
+    memory->micro = slide_mem_array((uint64_t)micro, sizeof *memory->micro, err);
+    memory->values = slide_mem_array((uint64_t)(options->keep ? (units - 2) * micro : 1),
+                                     sizeof *memory->values, err);
+    if (!memory->weights || !memory->grad || !memory->wire || !memory->grad_count ||
+        !memory->micro || !memory->values)
+        goto fail;
+    for (int m = 0; m < micro; m++)
+        if (!(memory->micro[m].boundary =
+                  slide_mem_array((uint64_t)units, sizeof(void *), err)))
+            goto fail;
+    struct arena plan = {.memory = memory};
+    place(memory, &plan);
+    memory->bytes = plan.used;
+    memory->base = slide_device_alloc(options->device, memory->bytes, err);
+    if (!memory->base)
+        goto fail;
+    struct arena real = {.memory = memory, .base = memory->base};
+    place(memory, &real);
+
+    size_t tokens = (size_t)options->tokens;
+    memory->host_bytes = tokens * 6 * 4 * (size_t)micro;
+    memory->host_base = slide_mem_new(memory->host_bytes, err);
+    if (!memory->host_base || slide_device_pin(options->device, memory->host_base,
+                                               memory->host_bytes, err))
+        goto fail;
+    for (int m = 0; m < micro; m++) {
+        memory->micro[m].host = (int32_t *)memory->host_base + (size_t)m * 6 * tokens;
+        memory->micro[m].host_loss = (float *)(memory->micro[m].host + 5 * tokens);
+    }
+    return 0;
+fail:
+    slide_err_note(err, "while planning device memory");
+    slide_memory_fini(memory);
+    return -1;
+}
+
+void slide_memory_fini(struct slide_memory *memory)
+{
+    if (memory->host_base && memory->base)
+        slide_device_unpin(memory->o.device, memory->host_base, memory->host_bytes);
+    slide_mem_free(memory->host_base);
+    if (memory->base)
+        slide_device_free(memory->o.device, memory->base);
+    for (int m = 0; memory->micro && m < memory->o.micro_batches; m++)
+        slide_mem_free(memory->micro[m].boundary);
+    slide_mem_free(memory->values);
+    slide_mem_free(memory->micro);
+    slide_mem_free(memory->grad_count);
+    slide_mem_free(memory->wire);
+    slide_mem_free(memory->grad);
+    slide_mem_free(memory->weights);
+    *memory = (struct slide_memory){0};
+}
+
+struct slide_values *slide_memory_values(struct slide_memory *memory, int unit, int micro)
+{
+    return memory->o.keep ? &memory->values[(unit - 1) * memory->o.micro_batches + micro]
+                          : &memory->values[0];
+}

@@ -1,0 +1,351 @@
+/* Reduction on the CPU.
+ *
+ * DESIGN. A unit's gradient is cut into chunks that never cross an owner's border. All ranks walk
+ * the chunks in one order: round robin over the owners, so that all of them work at once. Chunk
+ * number s (counted over the whole run) uses place s mod PLACES of every rank's staging ring.
+ *
+ *   reaper (a thread a rank): waits until place k is free (consumed[k] says how many uses of it are
+ *     over), has the device copy the chunk there, and counts `published` up when it arrived. A few
+ *     copies are under way at a time.
+ *   collector (a thread a rank): for each chunk that this rank owns waits until every rank has
+ *     published it, sums in rank order block by block and hands each block to apply(), on a pool;
+ *     then consumed[k] goes up. After the last chunk of a unit it counts applied[unit] up.
+ *
+ * No cycle of waits: publishing s needs consuming s - PLACES, consuming s needs publishing s.
+ * Sums run in rank order over fixed blocks, so nothing but the wire type shows in the result.
+ * After an error both threads end; what waits for them sees the abort word. */
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/fault.h"
+#include "base/mem.h"
+#include "base/pool.h"
+#include "optim/vec.h"
+#include "route/route.h"
+
+#define PLACES 8u       /* a power of two, <= SLIDE_RING_MAX */
+#define IN_FLIGHT 3u    /* copies under way */
+#define QUEUE 64u       /* submissions not yet copied and applied; a step has fewer in practice */
+#define BLOCK 8192u     /* elements that are summed and applied at a time: fits the caches */
+
+struct job {
+    int unit;
+    const void *grad;
+    struct slide_event *ready;
+};
+
+struct slide_reduce {
+    struct slide_reduce_options o;
+    enum slide_isa isa;
+    uint64_t chunk;      /* elements */
+    size_t place_bytes;
+    struct slide_lane *lane; /* d2h */
+    struct slide_event *arrived[PLACES];
+    struct slide_pool *pool;
+    float *scratch;          /* [threads, BLOCK] */
+    double *squares;         /* [blocks of a chunk] */
+    uint64_t *bad;           /* likewise: Inf or NaN */
+    struct job job[QUEUE];
+    slide_word submitted, copied, applied, stop; /* jobs */
+    pthread_t reaper, collector;
+    bool reaper_runs, collector_runs;
+    uint64_t reap_seq, collect_seq; /* chunks */
+    pthread_mutex_t lock;           /* guards totals */
+    struct slide_reduce_totals totals;
+};
+
+size_t slide_reduce_staging(uint64_t chunk_bytes)
+{
+    /* A chunk is at least one border of FP32. */
+    uint64_t place = chunk_bytes < SLIDE_BORDER * 4 ? SLIDE_BORDER * 4 : chunk_bytes;
+    return (size_t)((place + 63) / 64 * 64) * PLACES;
+}
+
+/* Walks a unit's chunks in the order that all ranks share. */
+struct walk {
+    const struct slide_layout *layout;
+    int unit, owner;
+    uint64_t chunk, first, count; /* of the chunk it stands on */
+    uint64_t round;
+};
+
+static void walk_start(struct walk *w, const struct slide_reduce *r, int unit)
+{
+    *w = (struct walk){.layout = r->o.host->layout, .unit = unit, .owner = -1, .chunk = r->chunk};
+}
+
+static bool walk_next(struct walk *w)
+{
+    int idle = 0; /* owners in a row without a chunk in this round */
+    while (idle < w->layout->world) {
+        if (++w->owner == w->layout->world) {
+            w->owner = 0;
+            w->round++;
+        }
+        uint64_t first, end;
+        slide_layout_slice(w->layout, w->unit, w->owner, &first, &end);
+        uint64_t at = first + w->round * w->chunk;
+        if (at < end) {
+            w->first = at;
+            w->count = end - at < w->chunk ? end - at : w->chunk;
+            return true;
+        }
+        idle++;
+    }
+    return false;
+}
+
+/* ---- reaper ---- */
+
+static int publish(struct slide_reduce *r, uint64_t seq, struct slide_err *err)
+{
+    struct slide_host *host = r->o.host;
+    if (slide_event_host_wait(r->arrived[seq % PLACES], &host->worker, err))
+        return -1;
+    slide_word_set(&host->header->rank[host->rank].published, (uint32_t)(seq + 1));
+    return 0;
+}
+
+static int reap_job(struct slide_reduce *r, const struct job *job, struct slide_err *err)
+{
+    struct slide_host *host = r->o.host;
+    size_t size = slide_dtype_size(r->o.wire);
+    struct walk w;
+    uint64_t waiting = r->reap_seq; /* oldest copy that is not yet published */
+    if (slide_event_wait(job->ready, r->lane, err))
+        return -1;
+    for (walk_start(&w, r, job->unit); walk_next(&w); r->reap_seq++) {
+        uint64_t seq = r->reap_seq, place = seq % PLACES;
+        while (seq - waiting >= IN_FLIGHT)
+            if (publish(r, waiting++, err))
+                return -1;
+        if (slide_fault("copyout", host->rank, err) ||
+            slide_wait_reach(&host->header->consumed[place], (uint32_t)(seq / PLACES),
+                             &host->worker_peers, "a place in the gradient staging", err))
+            return -1;
+        unsigned char *to = slide_host_staging(host, host->rank) + place * r->place_bytes;
+        const unsigned char *from = (const unsigned char *)job->grad + w.first * size;
+        if (slide_copy(r->lane, to, from, w.count * size, SLIDE_COPY_D2H, err) ||
+            slide_event_record(r->arrived[place], r->lane, err))
+            return -1;
+    }
+    while (waiting < r->reap_seq)
+        if (publish(r, waiting++, err))
+            return -1;
+    return 0;
+}
+
+/* ---- collector ---- */
+
+struct block_work {
+    struct slide_reduce *r;
+    int unit;
+    uint64_t first, count, place;
+};
+
+static void sum_block(void *ctx, int64_t i, int worker)
+{
+    struct block_work *work = ctx;
+    struct slide_reduce *r = work->r;
+    struct slide_host *host = r->o.host;
+    uint64_t at = (uint64_t)i * BLOCK;
+    uint64_t n = work->count - at < BLOCK ? work->count - at : BLOCK;
+    size_t size = slide_dtype_size(r->o.wire);
+    const void *in[SLIDE_RANKS_MAX] = {0};
+    for (int k = 0; k < host->world; k++)
+        in[k] = slide_host_staging(host, k) + work->place * r->place_bytes + at * size;
+    const float *sum = in[0];
+    if (host->world > 1 || r->o.wire != SLIDE_F32) {
+        float *out = r->scratch + (size_t)worker * BLOCK;
+        slide_vec_sum(r->isa, out, in, host->world, r->o.wire, n);
+        sum = out;
+    }
+    r->squares[i] = slide_vec_squares(r->isa, sum, n);
+    /* Squares of finite FP32 numbers can't overflow a double: this finds every Inf and NaN. */
+    uint64_t bad = 0;
+    if (!(r->squares[i] <= 1.7976931348623157e308))
+        for (uint64_t k = 0; k < n; k++)
+            bad += (slide_f32_bits(sum[k]) & 0x7f800000u) == 0x7f800000u;
+    r->bad[i] = bad;
+    r->o.apply(r->o.apply_ctx, work->unit, work->first + at, sum, n);
+}
+
+static int collect_job(struct slide_reduce *r, const struct job *job, struct slide_err *err)
+{
+    struct slide_host *host = r->o.host;
+    struct walk w;
+    double squares = 0;
+    uint64_t bad = 0;
+    for (walk_start(&w, r, job->unit); walk_next(&w); r->collect_seq++) {
+        if (w.owner != host->rank)
+            continue;
+        uint64_t seq = r->collect_seq;
+        for (int k = 0; k < host->world; k++) {
+            char what[64];
+            snprintf(what, sizeof what, "the gradient of unit %d from rank %d", job->unit, k);
+            if (slide_wait_reach(&host->header->rank[k].published, (uint32_t)(seq + 1),
+                                 &host->worker_peers, what, err))
+                return -1;
+        }
+        if (slide_fault("reduce", host->rank, err))
+            return -1;
+        struct block_work work = {r, job->unit, w.first, w.count, seq % PLACES};
+        int64_t blocks = (int64_t)((w.count + BLOCK - 1) / BLOCK);
+        slide_pool_for(r->pool, blocks, sum_block, &work);
+        for (int64_t i = 0; i < blocks; i++) {
+            squares += r->squares[i];
+            bad += r->bad[i];
+        }
+        slide_word_set(&host->header->consumed[seq % PLACES], (uint32_t)(seq / PLACES + 1));
+    }
+    if (slide_fault("update", host->rank, err))
+        return -1;
+    pthread_mutex_lock(&r->lock);
+    r->totals.squares += squares;
+    r->totals.nonfinite += bad;
+    if (bad && r->totals.nonfinite_unit < job->unit)
+        r->totals.nonfinite_unit = job->unit;
+    pthread_mutex_unlock(&r->lock);
+    slide_word_add(&host->header->applied[job->unit], 1);
+    return 0;
+}
+
+/* ---- threads ---- */
+
+/* Both threads: take jobs in order, until stopped or failed. */
+static void serve(struct slide_reduce *r, slide_word *done,
+                  int (*work)(struct slide_reduce *, const struct job *, struct slide_err *))
+{
+    struct slide_err err = SLIDE_ERR_INIT;
+    for (uint32_t next = 0;; next++) {
+        if (slide_wait_reach(&r->submitted, next + 1, &r->o.host->worker, "a gradient", &err))
+            return;
+        if (slide_word_get(&r->stop))
+            return;
+        if (work(r, &r->job[next % QUEUE], &err)) {
+            slide_host_post(r->o.host, &err);
+            return;
+        }
+        slide_word_set(done, next + 1);
+    }
+}
+
+static void *reaper_main(void *arg)
+{
+    struct slide_reduce *r = arg;
+    serve(r, &r->copied, reap_job);
+    return NULL;
+}
+
+static void *collector_main(void *arg)
+{
+    struct slide_reduce *r = arg;
+    serve(r, &r->applied, collect_job);
+    return NULL;
+}
+
+int slide_reduce_open(struct slide_reduce **reduce, const struct slide_reduce_options *options,
+                      struct slide_err *err)
+{
+    struct slide_reduce *r = slide_mem_new(sizeof *r, err);
+    *reduce = r;
+    if (!r)
+        return -1;
+    r->o = *options;
+    r->isa = slide_isa_get();
+    r->totals.nonfinite_unit = -1;
+    pthread_mutex_init(&r->lock, NULL);
+    r->place_bytes = slide_reduce_staging(options->chunk_bytes) / PLACES;
+    r->chunk = r->place_bytes / slide_dtype_size(options->wire) / SLIDE_BORDER * SLIDE_BORDER;
+    uint64_t blocks = (r->chunk + BLOCK - 1) / BLOCK;
+    r->scratch = slide_mem_array((uint64_t)options->threads * BLOCK, sizeof *r->scratch, err);
+    r->squares = slide_mem_array(blocks, sizeof *r->squares, err);
+    r->bad = slide_mem_array(blocks, sizeof *r->bad, err);
+    if (!r->scratch || !r->squares || !r->bad)
+        goto fail;
+    r->pool = slide_pool_new(options->threads, options->cpus, options->cpu_count, err);
+    r->lane = slide_lane_open(options->device, SLIDE_LANE_D2H, err);
+    if (!r->pool || !r->lane)
+        goto fail;
+    for (uint32_t i = 0; i < PLACES; i++)
+        if (!(r->arrived[i] = slide_event_new(options->device, err)))
+            goto fail;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failed = pthread_create(&r->reaper, NULL, reaper_main, r);
+    r->reaper_runs = !failed;
+    if (!failed) {
+        failed = pthread_create(&r->collector, NULL, collector_main, r);
+        r->collector_runs = !failed;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (failed) {
+        slide_err_os(err, failed, "threads of the reduction");
+        goto fail;
+    }
+    return 0;
+fail:
+    slide_reduce_close(r);
+    *reduce = NULL;
+    return -1;
+}
+
+void slide_reduce_close(struct slide_reduce *r)
+{
+    if (!r)
+        return;
+    slide_word_set(&r->stop, 1);
+    slide_word_add(&r->submitted, 1); /* wakes both threads */
+    if (r->reaper_runs)
+        pthread_join(r->reaper, NULL);
+    if (r->collector_runs)
+        pthread_join(r->collector, NULL);
+    slide_lane_close(r->lane);
+    for (uint32_t i = 0; i < PLACES; i++)
+        slide_event_free(r->arrived[i]);
+    slide_pool_free(r->pool);
+    slide_mem_free(r->bad);
+    slide_mem_free(r->squares);
+    slide_mem_free(r->scratch);
+    pthread_mutex_destroy(&r->lock);
+    slide_mem_free(r);
+}
+
+int slide_reduce_submit(struct slide_reduce *r, int unit, const void *grad,
+                        struct slide_event *ready, uint32_t *ticket, struct slide_err *err)
+{
+    uint32_t n = slide_word_get(&r->submitted);
+    /* Room for one more: the job QUEUE back has been applied (and so copied). */
+    if (slide_wait_reach(&r->applied, n + 1 - QUEUE, &r->o.host->peers, "room for a gradient", err))
+        return -1;
+    r->job[n % QUEUE] = (struct job){unit, grad, ready};
+    slide_word_set(&r->submitted, n + 1);
+    *ticket = n + 1;
+    return 0;
+}
+
+int slide_reduce_wait(struct slide_reduce *r, uint32_t ticket, struct slide_err *err)
+{
+    return slide_wait_reach(&r->copied, ticket, &r->o.host->peers, "a gradient's copy", err);
+}
+
+int slide_reduce_drain(struct slide_reduce *r, struct slide_err *err)
+{
+    return slide_wait_reach(&r->applied, slide_word_get(&r->submitted), &r->o.host->peers,
+                            "the updates of this step", err);
+}
+
+int slide_reduce_flush(struct slide_reduce *r, struct slide_reduce_totals *totals,
+                       struct slide_err *err)
+{
+    if (slide_reduce_drain(r, err))
+        return -1;
+    pthread_mutex_lock(&r->lock);
+    *totals = r->totals;
+    r->totals = (struct slide_reduce_totals){.nonfinite_unit = -1};
+    pthread_mutex_unlock(&r->lock);
+    return 0;
+}

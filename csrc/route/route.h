@@ -1,0 +1,63 @@
+/* Routes: how a unit's weights reach the device, and how its gradient leaves it and ends, reduced,
+ * at the owners. Routes know nothing of the optimizer: they end in apply().
+ * Threads: the driver calls everything here; apply() is called from the route's own threads.
+ * Blocks: fetch (until all owners have updated the unit), wait, flush. */
+#ifndef SLIDE_ROUTE_ROUTE_H
+#define SLIDE_ROUTE_ROUTE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "device/device.h"
+#include "state/host.h"
+
+/* Full delivery: the unit's whole `hi` plane is copied to `slot` on the lane, once every owner has
+ * finished `updates` updates of it. */
+int slide_deliver_full(struct slide_host *host, int unit, uint32_t updates, void *slot,
+                       struct slide_lane *lane, struct slide_err *err);
+
+/* The mean gradient of elements [first, first + n) of `unit`, all owned by this rank, FP32. Called
+ * from pool threads on disjoint ranges, in any order; `slice` counts them in the unit. */
+typedef void slide_apply_fn(void *ctx, int unit, uint64_t first, const float *sum, uint64_t n);
+
+struct slide_reduce_totals { /* of this rank's slices, one step */
+    double squares;
+    uint64_t nonfinite;
+    int nonfinite_unit; /* highest unit with one, -1: none */
+};
+
+struct slide_reduce_options {
+    struct slide_host *host;
+    struct slide_device *device;
+    enum slide_dtype wire;    /* F32 or BF16 */
+    uint64_t chunk_bytes;
+    int threads;
+    const int *cpus;
+    int cpu_count;
+    slide_apply_fn *apply;
+    void *apply_ctx;
+};
+
+struct slide_reduce;
+
+/* Bytes of staging that a rank needs in the segment: ask before the layout is made. */
+size_t slide_reduce_staging(uint64_t chunk_bytes);
+
+/* Reduction on the CPU: every rank copies its gradient out chunk by chunk into its staging ring;
+ * the owner of a chunk sums the ranks' copies in rank order in FP32, straight into apply(). */
+int slide_reduce_open(struct slide_reduce **reduce, const struct slide_reduce_options *options,
+                      struct slide_err *err);
+void slide_reduce_close(struct slide_reduce *reduce);
+/* Hands over unit's gradient in device memory `grad` (wire type), readable once `ready` has
+ * happened. Returns a ticket. */
+int slide_reduce_submit(struct slide_reduce *reduce, int unit, const void *grad,
+                        struct slide_event *ready, uint32_t *ticket, struct slide_err *err);
+/* Until the gradient of `ticket` has been copied out: its memory may be used again. */
+int slide_reduce_wait(struct slide_reduce *reduce, uint32_t ticket, struct slide_err *err);
+/* Until everything submitted has been applied on this rank. */
+int slide_reduce_drain(struct slide_reduce *reduce, struct slide_err *err);
+/* The same, and the totals since the last flush. */
+int slide_reduce_flush(struct slide_reduce *reduce, struct slide_reduce_totals *totals,
+                       struct slide_err *err);
+
+#endif

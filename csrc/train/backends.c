@@ -1,0 +1,22 @@
+/* The one place that names backends. */
+#include <string.h>
+
+#include "cpu/cpu.h"
+#include "train/train.h"
+
+static const struct slide_backend *const backends[] = {&slide_cpu_backend, NULL};
+
+const struct slide_backend *const *slide_backend_list(void)
+{
+    return backends;
+}
+
+const struct slide_backend *slide_backend_find(const char *name, struct slide_err *err)
+{
+    for (int i = 0; backends[i]; i++)
+        if (!strcmp(backends[i]->name, name))
+            return backends[i]->available(err) ? NULL : backends[i];
+    slide_err_set(err, SLIDE_EINVAL, "device '%s' is not built into this version; there is: cpu",
+                  name);
+    return NULL;
+}

@@ -1,0 +1,37 @@
+/* Inside of a rank, shared by the files of this folder.
+ * Threads: the driver; `adam` and `masters` are read by the route's threads between a submit and its
+ * flush. Blocks: never. */
+#ifndef SLIDE_TRAIN_RANK_H
+#define SLIDE_TRAIN_RANK_H
+
+#include "base/pool.h"
+#include "pipe/pipe.h"
+#include "train/train.h"
+
+#define SLIDE_PLAN_MAX 64
+
+struct slide_train {
+    struct slide_train_spec spec;
+    struct slide_model model;
+    struct slide_layout layout;
+    struct slide_host host;
+    struct slide_device *device;
+    struct slide_reduce *reduce;
+    struct slide_pipe *pipe;
+    struct slide_pool *pool; /* loading and saving */
+    enum slide_isa isa;
+    int threads;
+    bool layout_ready, host_ready;
+    bool loaded, failed;
+    uint64_t step;             /* updates done */
+    struct slide_adamw adam[2]; /* without and with decay, of the step under way */
+    struct slide_plan_item plan[SLIDE_PLAN_MAX];
+    int plan_items;
+    char device_name[128], blas[256];
+};
+
+/* A failed call's way out: the machine's first error becomes this one's unless it was ours; the
+ * others are told; the object refuses further steps when `broken`. Returns -1. */
+int slide_train_fail(struct slide_train *train, bool broken, struct slide_err *err);
+
+#endif
