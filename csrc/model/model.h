@@ -49,7 +49,7 @@ enum slide_unit_kind { SLIDE_UNIT_EMBED, SLIDE_UNIT_BLOCK, SLIDE_UNIT_HEAD, SLID
 struct slide_weight {
     const char *name; /* short, for messages: "qkv" */
     struct {
-        const char *name;    /* in the checkpoint, without "model.": "layers.%d.self_attn.q_proj.weight" */
+        const char *name; /* in the checkpoint, without "model.": "layers.%d.mlp.up_proj.weight" */
         enum slide_dim rows;
     } part[SLIDE_PARTS_MAX];
     int parts;
@@ -100,7 +100,7 @@ struct slide_family {
     struct slide_unit_table unit[SLIDE_UNIT_KINDS];
 };
 
-/* All families, NULL-terminated; and by model_type (NULL and an error that lists those that work). */
+/* All families, NULL-terminated; and by model_type (NULL and an error that lists them). */
 extern const struct slide_family *const slide_families[];
 const struct slide_family *slide_family_find(const char *model_type, struct slide_err *err);
 
@@ -132,7 +132,7 @@ int64_t slide_op_aux(const struct slide_model *model, const struct slide_op *op)
 /* FLOPs of the unit's forward for one row of `seq` tokens (2 a multiply-add, causal attention
  * halved); backward of the matrix products is twice that. */
 double slide_unit_flops(const struct slide_model *model, int unit, int32_t seq);
-/* The last op that a recompute has to run: what follows makes only the unit's output. */
+/* A recompute runs ops [0, end): those from `end` on make only the unit's output. */
 int slide_unit_recompute_end(const struct slide_model *model, int unit);
 
 #endif
