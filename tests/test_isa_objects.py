@@ -1,6 +1,7 @@
 """The loops that are compiled once an instruction set: base has no AVX instruction, the others do.
 
-The files are compiled here as the build does it, and the objects read with objdump.
+The files are compiled here with the flags of csrc/isa.flags, as the build does it, and the objects
+read with objdump.
 """
 
 from __future__ import annotations
@@ -15,14 +16,10 @@ import pytest
 
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
 SOURCES = sorted(CSRC.glob("*/*_isa.c"))
-COMMON = ["-std=gnu11", "-fPIC", "-O3", "-ffp-contract=off", "-fno-math-errno"]
+LINES = (CSRC / "isa.flags").read_text().splitlines()
 FLAGS = {
-    "base": [],
-    "avx2": ["-mavx2", "-mfma", "-mf16c"],
-    "avx512": [
-        *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"),
-        "-mprefer-vector-width=512",
-    ],
+    name: flags.split()
+    for name, flags in (line.split(":", 1) for line in LINES if line and not line.startswith("#"))
 }
 
 pytestmark = pytest.mark.skipif(
@@ -34,7 +31,14 @@ pytestmark = pytest.mark.skipif(
 def disassemble(source: Path, isa: str, folder: Path) -> str:
     target = folder / f"{source.parent.name}_{source.stem}_{isa}.o"
     subprocess.run(
-        ["cc", *COMMON, *FLAGS[isa], f"-DSLIDE_ISA_SUFFIX={isa}", f"-I{CSRC}"]
+        [
+            "cc",
+            *FLAGS["common"],
+            *FLAGS["hot"],
+            *FLAGS[isa],
+            f"-DSLIDE_ISA_SUFFIX={isa}",
+            f"-I{CSRC}",
+        ]
         + ["-c", str(source), "-o", str(target)],
         check=True,
     )
