@@ -1,5 +1,5 @@
-/* The futex system call, for sync.c and pool.c. Words may lie in memory that processes share, so the
- * private flag is the caller's choice.
+/* The futex system call, for sync.c and pool.c. Words may lie in memory that processes share, so
+ * the private flag is the caller's choice.
  * Threads: any. Blocks: futex_wait, until woken, the time is over, or a signal. */
 #ifndef SLIDE_BASE_FUTEX_H
 #define SLIDE_BASE_FUTEX_H

@@ -198,8 +198,8 @@ int slide_pool_threads(const struct slide_pool *pool)
     return pool->threads;
 }
 
-void slide_pool_for(struct slide_pool *pool, int64_t n, void (*fn)(void *ctx, int64_t i, int worker),
-                    void *ctx)
+void slide_pool_for(struct slide_pool *pool, int64_t n,
+                    void (*fn)(void *ctx, int64_t i, int worker), void *ctx)
 {
     if (pool->threads == 1 || n <= 1) {
         for (int64_t i = 0; i < n; i++)

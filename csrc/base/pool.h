@@ -21,8 +21,8 @@ int slide_pool_threads(const struct slide_pool *pool);
 
 /* Runs fn(ctx, i, worker) for every i in [0, n), each exactly once, in any order, and returns when
  * all have returned. `worker` is in [0, threads): an index for scratch memory. */
-void slide_pool_for(struct slide_pool *pool, int64_t n, void (*fn)(void *ctx, int64_t i, int worker),
-                    void *ctx);
+void slide_pool_for(struct slide_pool *pool, int64_t n,
+                    void (*fn)(void *ctx, int64_t i, int worker), void *ctx);
 
 /* CPUs that this process may run on (affinity mask). Returns how many, writes at most `room`. */
 int slide_pool_cpus(int *cpus, int room);
