@@ -1,6 +1,6 @@
 /* Flat loops on the host: the choice of the loop by instruction set and type. The loops stand in
  * vec_isa.c; cutting an array into pieces and spreading them over threads is the caller's.
- * Called by the routes (sums of gradients), state/ (loading and saving), train/ (norms) and cpu/. */
+ * Called by the routes (sums of gradients), and by train/ for loading, saving and norms. */
 #include "optim/vec.h"
 
 #include <string.h>
