@@ -1,6 +1,7 @@
 /* Builds the schedule of a pass. First the compute stages in their order, which is given; then a slot
  * for each: a unit that is still in a slot is not fetched again, and a fetch takes the slot whose
- * unit is needed latest (Belady), so the last blocks of the forward stay for the backward. A fetch
+ * unit is needed latest (Belady), so the last blocks of the forward stay for the backward; among equals
+ * the one that has been idle longest, so that the copy may start early. A fetch
  * stands as early in the list as its slot allows, at most slots - 1 compute stages ahead. */
 #include "pipe/schedule.h"
 
@@ -60,7 +61,7 @@ static void assign(struct slide_schedule *s, struct need *need, int n, int *resi
                 break;
             }
             int use = resident[i] < 0 ? n + 1 : next_use(need, n, c, resident[i], s->tied);
-            if (use > best_use) {
+            if (use > best_use || (use == best_use && used[i] < used[best])) {
                 best = i;
                 best_use = use;
             }
