@@ -27,8 +27,9 @@ enum slide_lane_kind { SLIDE_LANE_COMPUTE, SLIDE_LANE_H2D, SLIDE_LANE_D2H, SLIDE
 enum slide_copy_kind { SLIDE_COPY_H2D, SLIDE_COPY_D2H, SLIDE_COPY_D2D };
 
 /* Row-major: out[m, n] = op(a)[m, k] op(b)[k, n] + add[m, n] + bias[n]. op is the transpose where
- * trans_* is set: a is stored [k, m] then, b [n, k]. ld*: elements between stored rows. Products are
- * summed in FP32 and rounded once, to out's type. `add` (out's type, ld ldo) may be `out` itself. */
+ * trans_* is set: a is stored [k, m] then, b [n, k]. ld*: elements between stored rows. Products
+ * are summed in FP32 and rounded once, to out's type. `add` (out's type, ld ldo) may be `out`
+ * itself. */
 struct slide_gemm {
     const void *a, *b;
     void *out;
@@ -47,18 +48,18 @@ struct slide_gemm {
 struct slide_attn {
     enum slide_dtype dtype;
     int32_t rows, seq, heads, kv_heads, head_dim;
-    int32_t window;       /* W keys including self, 0: all; already in `first` */
+    int32_t window; /* W keys including self, 0: all; already in `first` */
     float scale;
     const int32_t *first; /* [rows, seq], index within the row */
     const void *q, *k, *v;
     int64_t q_stride, kv_stride;
-    void *o;              /* forward: out; backward: in */
-    int64_t o_stride;     /* of o and d_o */
-    float *lse;           /* [rows, heads, seq]: log-sum-exp of the scaled scores */
-    const void *d_o;      /* backward only, as are the next */
+    void *o;          /* forward: out; backward: in */
+    int64_t o_stride; /* of o and d_o */
+    float *lse;       /* [rows, heads, seq]: log-sum-exp of the scaled scores */
+    const void *d_o;  /* backward only, as are the next */
     void *dq, *dk, *dv;
     int64_t dq_stride, dkv_stride;
-    void *workspace;      /* slide_attn_workspace bytes */
+    void *workspace; /* slide_attn_workspace bytes */
 };
 
 struct slide_device_info {
@@ -68,10 +69,10 @@ struct slide_device_info {
 };
 
 struct slide_device_options {
-    int index;         /* of the backend's devices */
-    int rank;          /* for messages and test hooks */
-    int threads;       /* CPU backend: compute threads, the caller's budget */
-    const char *blas;  /* CPU backend: path of the BLAS library, NULL: search */
+    int index;        /* of the backend's devices */
+    int rank;         /* for messages and test hooks */
+    int threads;      /* CPU backend: compute threads, the caller's budget */
+    const char *blas; /* CPU backend: path of the BLAS library, NULL: search */
 };
 
 /* Opaque, each backend's own. */

@@ -52,16 +52,17 @@ struct slide_rmsnorm_fwd_args {
 
 /* dx = r * (g - xhat * mean(xhat * g)), g = dy * w, xhat = x * r; added to dx if `add`.
  * dw += sum over tokens and groups of dy * act(xhat), summed in FP32 in an order that depends on
- * the shape only: rows in blocks of SLIDE_NORM_BLOCK, then the blocks in order. `dx` may be `dy`. */
+ * the shape only: rows in blocks of SLIDE_NORM_BLOCK, then the blocks in order. `dx` may be `dy`.
+ */
 #define SLIDE_NORM_BLOCK 64
 struct slide_rmsnorm_bwd_args {
-    const void *dy; /* act, stride dy_stride */
-    const void *x;  /* act, stride x_stride: the input of the forward */
-    const void *w;  /* act [cols] */
+    const void *dy;    /* act, stride dy_stride */
+    const void *x;     /* act, stride x_stride: the input of the forward */
+    const void *w;     /* act [cols] */
     const float *rstd; /* [n, groups] */
-    void *dx;       /* act, stride dx_stride */
-    float *dw;      /* [cols] */
-    float *scratch; /* [ceil(n / SLIDE_NORM_BLOCK), cols] */
+    void *dx;          /* act, stride dx_stride */
+    float *dw;         /* [cols] */
+    float *scratch;    /* [ceil(n / SLIDE_NORM_BLOCK), cols] */
     int64_t n, dy_stride, x_stride, dx_stride;
     int32_t groups, cols, add;
 };
@@ -69,7 +70,7 @@ struct slide_rmsnorm_bwd_args {
 /* Rotates pairs (i, i + half) of `heads` vectors of `head_dim` a token, in place; half * 2 may be
  * less than head_dim (the rest passes). sign +1 forward, -1 backward. models.md 1.2. */
 struct slide_rope_args {
-    void *x;              /* act, stride elements a token */
+    void *x;                /* act, stride elements a token */
     const float *cos, *sin; /* [n, half] */
     int64_t n, stride;
     int32_t heads, head_dim, half, sign;
@@ -91,7 +92,8 @@ struct slide_swiglu_bwd_args {
     int32_t cols;
 };
 
-/* db[c] += sum over rows of dy[row, c]: blocks of SLIDE_NORM_BLOCK rows, then the blocks in order. */
+/* db[c] += sum over rows of dy[row, c]: blocks of SLIDE_NORM_BLOCK rows, then the blocks in order.
+ */
 struct slide_bias_bwd_args {
     const void *dy; /* act [n, cols], stride elements a row */
     float *db;      /* [cols] */

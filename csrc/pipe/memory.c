@@ -95,8 +95,8 @@ static size_t plan_gradients(struct slide_memory *memory, struct life *life)
     size_t end = 0;
     for (int v = 0; v < table->values; v++) {
         memory->gradient_root[v] = root_of(life, v);
-        size_t bytes = (size_t)memory->o.tokens * act *
-                       (size_t)slide_model_dim(model, table->value[v].width);
+        size_t bytes =
+            (size_t)memory->o.tokens * act * (size_t)slide_model_dim(model, table->value[v].width);
         int r = root_of(life, v);
         life->bytes[r] = (bytes + ALIGN - 1) / ALIGN * ALIGN;
     }
@@ -110,7 +110,8 @@ static size_t plan_gradients(struct slide_memory *memory, struct life *life)
             for (int w = 0; w < v; w++) {
                 bool both = life->root[w] == w && w != stream && life->made[w] <= life->read[v] &&
                             life->made[v] <= life->read[w];
-                if (both && at < life->at[w] + life->bytes[w] && life->at[w] < at + life->bytes[v]) {
+                if (both && at < life->at[w] + life->bytes[w] &&
+                    life->at[w] < at + life->bytes[v]) {
                     at = life->at[w] + life->bytes[w];
                     again = 1;
                 }
@@ -135,11 +136,17 @@ static size_t place_weights(struct slide_memory *memory, struct arena *arena)
         block = max_u64(block, layout->unit[u].count);
     uint64_t edge = max_u64(layout->unit[0].count, tied ? 0 : head);
     for (int i = 0; i < memory->o.slots + 2; i++) {
-        uint64_t count = i < memory->o.slots ? block : i == memory->o.slots ? edge : tied ? head : 0;
+        uint64_t count = i < memory->o.slots    ? block
+                         : i == memory->o.slots ? edge
+                         : tied                 ? head
+                                                : 0;
         memory->weights[i] = take(arena, "weight slots", count * size);
     }
     for (int i = 0; i < memory->o.grads + 2; i++) {
-        uint64_t count = i < memory->o.grads ? block : i == memory->o.grads ? edge : tied ? head : 0;
+        uint64_t count = i < memory->o.grads    ? block
+                         : i == memory->o.grads ? edge
+                         : tied                 ? head
+                                                : 0;
         memory->grad_count[i] = count;
         memory->grad[i] = take(arena, "gradient slots", count * 4);
         memory->wire[i] = memory->o.wire == SLIDE_F32 ? memory->grad[i]
@@ -212,13 +219,16 @@ static void place(struct slide_memory *memory, struct arena *arena)
                ? wide
                : (size_t)slide_model_dim(model, SLIDE_DIM_INTER2);
     wide = wide > (size_t)config->hidden ? wide : (size_t)config->hidden;
-    memory->norm_scratch = take(arena, "workspace",
-                                (n + SLIDE_NORM_BLOCK - 1) / SLIDE_NORM_BLOCK * wide * 4);
+    memory->norm_scratch =
+        take(arena, "workspace", (n + SLIDE_NORM_BLOCK - 1) / SLIDE_NORM_BLOCK * wide * 4);
     /* The widest row that a micro-batch of so many tokens may have bounds the workspace. */
-    struct slide_attn attn = {
-        .dtype = slide_layout_weight_type(layout), .seq = memory->o.seq,
-        .rows = (int32_t)((memory->o.tokens + memory->o.seq - 1) / memory->o.seq),
-        .heads = config->heads, .kv_heads = config->kv_heads, .head_dim = config->head_dim};
+    struct slide_attn attn = {.dtype = slide_layout_weight_type(layout),
+                              .seq = memory->o.seq,
+                              .rows =
+                                  (int32_t)((memory->o.tokens + memory->o.seq - 1) / memory->o.seq),
+                              .heads = config->heads,
+                              .kv_heads = config->kv_heads,
+                              .head_dim = config->head_dim};
     memory->attn_workspace =
         take(arena, "workspace", slide_attn_workspace(memory->o.device, &attn));
 }
@@ -241,8 +251,7 @@ int slide_memory_init(struct slide_memory *memory, const struct slide_memory_opt
         !memory->micro || !memory->values)
         goto fail;
     for (int m = 0; m < micro; m++)
-        if (!(memory->micro[m].boundary =
-                  slide_mem_array((uint64_t)units, sizeof(void *), err)))
+        if (!(memory->micro[m].boundary = slide_mem_array((uint64_t)units, sizeof(void *), err)))
             goto fail;
     struct arena plan = {.memory = memory};
     place(memory, &plan);
@@ -256,8 +265,8 @@ int slide_memory_init(struct slide_memory *memory, const struct slide_memory_opt
     size_t tokens = (size_t)options->tokens;
     memory->host_bytes = tokens * 6 * 4 * (size_t)micro;
     memory->host_base = slide_mem_new(memory->host_bytes, err);
-    if (!memory->host_base || slide_device_pin(options->device, memory->host_base,
-                                               memory->host_bytes, err))
+    if (!memory->host_base ||
+        slide_device_pin(options->device, memory->host_base, memory->host_bytes, err))
         goto fail;
     for (int m = 0; m < micro; m++) {
         memory->micro[m].host = (int32_t *)memory->host_base + (size_t)m * 6 * tokens;

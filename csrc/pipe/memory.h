@@ -17,10 +17,10 @@ struct slide_memory_options {
     enum slide_dtype wire; /* of gradients on the way out */
     int slots, grads;      /* for blocks */
     int micro_batches;
-    int64_t tokens;        /* of the largest micro-batch */
-    int32_t seq;           /* its longest row */
+    int64_t tokens; /* of the largest micro-batch */
+    int32_t seq;    /* its longest row */
     int32_t head_rows;
-    bool keep;             /* activations inside units are kept, not recomputed */
+    bool keep; /* activations inside units are kept, not recomputed */
 };
 
 /* What a micro-batch owns. Arrays of [tokens] unless said otherwise. */
@@ -32,8 +32,8 @@ struct slide_micro {
     int32_t *host;     /* the five above, on the host, side by side at the strides of `tokens` */
     float *cos, *sin;  /* [tokens, head_dim / 2] */
     float *loss, *host_loss;
-    void **boundary;   /* [units - 1]: the output of each unit but the head, act [tokens, hidden] */
-    void *dx;          /* gradient of the residual stream, act [tokens, hidden] */
+    void **boundary; /* [units - 1]: the output of each unit but the head, act [tokens, hidden] */
+    void *dx;        /* gradient of the residual stream, act [tokens, hidden] */
 };
 
 /* Inner values of a unit: act [tokens, width] by value, FP32 [tokens, aux] by op. */
@@ -56,11 +56,11 @@ struct slide_memory {
     void **wire;             /* [grads + 2]: where they leave from (== grad when wire is F32) */
     size_t *grad_count;      /* [grads + 2] elements */
     struct slide_micro *micro;
-    struct slide_values *values;  /* one, or [units][micro_batches] when kept */
+    struct slide_values *values;      /* one, or [units][micro_batches] when kept */
     void *gradient[SLIDE_VALUES_MAX]; /* of a block's values; boundary values: NULL (micro.dx) */
     int gradient_root[SLIDE_VALUES_MAX];
-    float *inv_freq;              /* [head_dim / 2] */
-    void *logits, *head, *dhead;  /* [head_rows, vocab], [head_rows, hidden] twice */
+    float *inv_freq;             /* [head_dim / 2] */
+    void *logits, *head, *dhead; /* [head_rows, vocab], [head_rows, hidden] twice */
     float *head_rstd, *logits_f32;
     float *norm_scratch;
     void *attn_workspace;

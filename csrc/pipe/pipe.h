@@ -23,7 +23,8 @@ struct slide_pipe_options {
     int32_t seq;
 };
 
-/* One micro-batch as the caller has it, host int32 [rows, seq]; NULL where slide_batch allows it. */
+/* One micro-batch as the caller has it, host int32 [rows, seq]; NULL where slide_batch allows it.
+ */
 struct slide_pipe_batch {
     int32_t rows, seq;
     const int32_t *ids, *labels, *positions, *first;

@@ -17,15 +17,18 @@ struct frame {
     struct slide_micro *micro;
     struct slide_values *values;
     enum slide_dtype act;
-    size_t size; /* bytes of act */
+    size_t size;                 /* bytes of act */
     bool live[SLIDE_VALUES_MAX]; /* backward, by gradient root: something is in it */
 };
 
 static void frame_init(struct frame *f, const struct slide_program *p)
 {
-    *f = (struct frame){.p = p, .model = p->layout->model, .config = &p->layout->model->config,
+    *f = (struct frame){.p = p,
+                        .model = p->layout->model,
+                        .config = &p->layout->model->config,
                         .table = slide_model_table(p->layout->model, p->unit),
-                        .unit = &p->layout->unit[p->unit], .micro = &p->memory->micro[p->micro],
+                        .unit = &p->layout->unit[p->unit],
+                        .micro = &p->memory->micro[p->micro],
                         .act = slide_layout_weight_type(p->layout)};
     f->size = slide_dtype_size(f->act);
     if (f->unit->kind == SLIDE_UNIT_BLOCK)
@@ -76,7 +79,7 @@ static int aux_heads(const struct frame *f)
 struct heads {
     int64_t offset; /* elements in the row */
     int32_t groups;
-    int64_t aux;    /* floats in the op's rstd array */
+    int64_t aux; /* floats in the op's rstd array */
     int w;
 };
 
@@ -97,11 +100,16 @@ static int qknorm_fwd(const struct frame *f, const struct slide_op *op, float *r
         return -1; /* v passes through */
     for (int part = 0; part < 2; part++) {
         struct heads h = qk_heads(f, op, part);
-        struct slide_rmsnorm_fwd_args a = {
-            .x = x + (size_t)h.offset * f->size, .y = y + (size_t)h.offset * f->size,
-            .w = weight(f, h.w), .rstd = rstd + h.aux, .n = f->micro->n, .x_stride = row,
-            .y_stride = row, .groups = h.groups, .cols = f->config->head_dim,
-            .eps = (float)f->config->rms_eps};
+        struct slide_rmsnorm_fwd_args a = {.x = x + (size_t)h.offset * f->size,
+                                           .y = y + (size_t)h.offset * f->size,
+                                           .w = weight(f, h.w),
+                                           .rstd = rstd + h.aux,
+                                           .n = f->micro->n,
+                                           .x_stride = row,
+                                           .y_stride = row,
+                                           .groups = h.groups,
+                                           .cols = f->config->head_dim,
+                                           .eps = (float)f->config->rms_eps};
         if (slide_launch_rmsnorm_fwd(f->p->lane, f->act, &a, err))
             return -1;
     }
@@ -116,12 +124,19 @@ static int qknorm_bwd(const struct frame *f, const struct slide_op *op, const fl
     unsigned char *d = gradient(f, op->in); /* == gradient(out): in place */
     for (int part = 0; part < 2; part++) {
         struct heads h = qk_heads(f, op, part);
-        struct slide_rmsnorm_bwd_args a = {
-            .dy = d + (size_t)h.offset * f->size, .dx = d + (size_t)h.offset * f->size,
-            .x = x + (size_t)h.offset * f->size, .w = weight(f, h.w), .rstd = rstd + h.aux,
-            .dw = weight_grad(f, h.w), .scratch = f->p->memory->norm_scratch, .n = f->micro->n,
-            .dy_stride = row, .x_stride = row, .dx_stride = row, .groups = h.groups,
-            .cols = f->config->head_dim};
+        struct slide_rmsnorm_bwd_args a = {.dy = d + (size_t)h.offset * f->size,
+                                           .dx = d + (size_t)h.offset * f->size,
+                                           .x = x + (size_t)h.offset * f->size,
+                                           .w = weight(f, h.w),
+                                           .rstd = rstd + h.aux,
+                                           .dw = weight_grad(f, h.w),
+                                           .scratch = f->p->memory->norm_scratch,
+                                           .n = f->micro->n,
+                                           .dy_stride = row,
+                                           .x_stride = row,
+                                           .dx_stride = row,
+                                           .groups = h.groups,
+                                           .cols = f->config->head_dim};
         if (slide_launch_rmsnorm_bwd(f->p->lane, f->act, &a, err))
             return -1;
     }
@@ -132,10 +147,16 @@ static int norm_fwd(const struct frame *f, const struct slide_op *op, float *rst
                     struct slide_err *err)
 {
     int32_t cols = width(f, op->in);
-    struct slide_rmsnorm_fwd_args a = {
-        .x = value(f, op->in), .w = weight(f, op->w), .y = value(f, op->out), .rstd = rstd,
-        .n = f->micro->n, .x_stride = cols, .y_stride = cols, .groups = 1, .cols = cols,
-        .eps = (float)f->config->rms_eps};
+    struct slide_rmsnorm_fwd_args a = {.x = value(f, op->in),
+                                       .w = weight(f, op->w),
+                                       .y = value(f, op->out),
+                                       .rstd = rstd,
+                                       .n = f->micro->n,
+                                       .x_stride = cols,
+                                       .y_stride = cols,
+                                       .groups = 1,
+                                       .cols = cols,
+                                       .eps = (float)f->config->rms_eps};
     return slide_launch_rmsnorm_fwd(f->p->lane, f->act, &a, err);
 }
 
@@ -144,11 +165,20 @@ static int norm_bwd(struct frame *f, const struct slide_op *op, const float *rst
 {
     int32_t cols = width(f, op->in);
     int root = f->p->memory->gradient_root[op->in];
-    struct slide_rmsnorm_bwd_args a = {
-        .dy = gradient(f, op->out), .x = value(f, op->in), .w = weight(f, op->w), .rstd = rstd,
-        .dx = gradient(f, op->in), .dw = weight_grad(f, op->w),
-        .scratch = f->p->memory->norm_scratch, .n = f->micro->n, .dy_stride = cols,
-        .x_stride = cols, .dx_stride = cols, .groups = 1, .cols = cols, .add = f->live[root]};
+    struct slide_rmsnorm_bwd_args a = {.dy = gradient(f, op->out),
+                                       .x = value(f, op->in),
+                                       .w = weight(f, op->w),
+                                       .rstd = rstd,
+                                       .dx = gradient(f, op->in),
+                                       .dw = weight_grad(f, op->w),
+                                       .scratch = f->p->memory->norm_scratch,
+                                       .n = f->micro->n,
+                                       .dy_stride = cols,
+                                       .x_stride = cols,
+                                       .dx_stride = cols,
+                                       .groups = 1,
+                                       .cols = cols,
+                                       .add = f->live[root]};
     f->live[root] = true;
     return slide_launch_rmsnorm_bwd(f->p->lane, f->act, &a, err);
 }
@@ -158,11 +188,20 @@ static int norm_bwd(struct frame *f, const struct slide_op *op, const float *rst
 static int linear_fwd(const struct frame *f, const struct slide_op *op, struct slide_err *err)
 {
     int32_t in = width(f, op->in), out = width(f, op->out);
-    struct slide_gemm g = {
-        .a = value(f, op->in), .b = weight(f, op->w), .out = value(f, op->out),
-        .add = op->res == SLIDE_NO_VALUE ? NULL : value(f, op->res), .bias = weight(f, op->b),
-        .lda = in, .ldb = in, .ldo = out, .m = (int32_t)f->micro->n, .n = out, .k = in,
-        .trans_b = 1, .in_type = f->act, .out_type = f->act};
+    struct slide_gemm g = {.a = value(f, op->in),
+                           .b = weight(f, op->w),
+                           .out = value(f, op->out),
+                           .add = op->res == SLIDE_NO_VALUE ? NULL : value(f, op->res),
+                           .bias = weight(f, op->b),
+                           .lda = in,
+                           .ldb = in,
+                           .ldo = out,
+                           .m = (int32_t)f->micro->n,
+                           .n = out,
+                           .k = in,
+                           .trans_b = 1,
+                           .in_type = f->act,
+                           .out_type = f->act};
     return slide_gemm(f->p->lane, &g, err);
 }
 
@@ -172,18 +211,39 @@ static int linear_bwd(struct frame *f, const struct slide_op *op, struct slide_e
     int root = f->p->memory->gradient_root[op->in];
     void *dout = gradient(f, op->out), *din = gradient(f, op->in);
     float *dw = weight_grad(f, op->w);
-    struct slide_gemm w = {.a = dout, .b = value(f, op->in), .out = dw,
-                           .add = f->p->fresh ? NULL : dw, .lda = out, .ldb = in, .ldo = in,
-                           .m = out, .n = in, .k = n, .trans_a = 1, .in_type = f->act,
+    struct slide_gemm w = {.a = dout,
+                           .b = value(f, op->in),
+                           .out = dw,
+                           .add = f->p->fresh ? NULL : dw,
+                           .lda = out,
+                           .ldb = in,
+                           .ldo = in,
+                           .m = out,
+                           .n = in,
+                           .k = n,
+                           .trans_a = 1,
+                           .in_type = f->act,
                            .out_type = SLIDE_F32};
-    struct slide_gemm x = {.a = dout, .b = weight(f, op->w), .out = din,
-                           .add = f->live[root] ? din : NULL, .lda = out, .ldb = in, .ldo = in,
-                           .m = n, .n = in, .k = out, .in_type = f->act, .out_type = f->act};
+    struct slide_gemm x = {.a = dout,
+                           .b = weight(f, op->w),
+                           .out = din,
+                           .add = f->live[root] ? din : NULL,
+                           .lda = out,
+                           .ldb = in,
+                           .ldo = in,
+                           .m = n,
+                           .n = in,
+                           .k = out,
+                           .in_type = f->act,
+                           .out_type = f->act};
     f->live[root] = true;
     if (has(f, op->b)) {
-        struct slide_bias_bwd_args b = {.dy = dout, .db = weight_grad(f, op->b),
-                                        .scratch = f->p->memory->norm_scratch, .n = n,
-                                        .stride = out, .cols = out};
+        struct slide_bias_bwd_args b = {.dy = dout,
+                                        .db = weight_grad(f, op->b),
+                                        .scratch = f->p->memory->norm_scratch,
+                                        .n = n,
+                                        .stride = out,
+                                        .cols = out};
         if (slide_launch_bias_bwd(f->p->lane, f->act, &b, err))
             return -1;
     }
@@ -195,27 +255,44 @@ static int linear_bwd(struct frame *f, const struct slide_op *op, struct slide_e
 static int rope(const struct frame *f, void *qkv, int sign, struct slide_err *err)
 {
     /* q and k heads lie side by side: one launch rotates both. */
-    struct slide_rope_args a = {
-        .x = qkv, .cos = f->micro->cos, .sin = f->micro->sin, .n = f->micro->n,
-        .stride = slide_model_dim(f->model, SLIDE_DIM_QKV), .heads = aux_heads(f),
-        .head_dim = f->config->head_dim, .half = f->config->head_dim / 2, .sign = sign};
+    struct slide_rope_args a = {.x = qkv,
+                                .cos = f->micro->cos,
+                                .sin = f->micro->sin,
+                                .n = f->micro->n,
+                                .stride = slide_model_dim(f->model, SLIDE_DIM_QKV),
+                                .heads = aux_heads(f),
+                                .head_dim = f->config->head_dim,
+                                .half = f->config->head_dim / 2,
+                                .sign = sign};
     return slide_launch_rope(f->p->lane, f->act, &a, err);
 }
 
 static int attention(struct frame *f, const struct slide_op *op, float *lse, bool backward,
                      struct slide_err *err)
 {
-    int32_t q = slide_model_dim(f->model, SLIDE_DIM_Q), kv = slide_model_dim(f->model, SLIDE_DIM_KV);
+    int32_t q = slide_model_dim(f->model, SLIDE_DIM_Q),
+            kv = slide_model_dim(f->model, SLIDE_DIM_KV);
     int32_t window = slide_model_window(f->model, f->p->unit);
     size_t k_at = (size_t)q * f->size, v_at = (size_t)(q + kv) * f->size;
     unsigned char *x = value(f, op->in);
-    struct slide_attn a = {
-        .dtype = f->act, .rows = f->micro->rows, .seq = f->micro->seq, .heads = f->config->heads,
-        .kv_heads = f->config->kv_heads, .head_dim = f->config->head_dim, .window = window,
-        .scale = (float)(1.0 / sqrt((double)f->config->head_dim)),
-        .first = f->micro->first[window > 0], .q = x, .k = x + k_at, .v = x + v_at,
-        .q_stride = q + 2 * kv, .kv_stride = q + 2 * kv, .o = value(f, op->out), .o_stride = q,
-        .lse = lse, .workspace = f->p->memory->attn_workspace};
+    struct slide_attn a = {.dtype = f->act,
+                           .rows = f->micro->rows,
+                           .seq = f->micro->seq,
+                           .heads = f->config->heads,
+                           .kv_heads = f->config->kv_heads,
+                           .head_dim = f->config->head_dim,
+                           .window = window,
+                           .scale = (float)(1.0 / sqrt((double)f->config->head_dim)),
+                           .first = f->micro->first[window > 0],
+                           .q = x,
+                           .k = x + k_at,
+                           .v = x + v_at,
+                           .q_stride = q + 2 * kv,
+                           .kv_stride = q + 2 * kv,
+                           .o = value(f, op->out),
+                           .o_stride = q,
+                           .lse = lse,
+                           .workspace = f->p->memory->attn_workspace};
     if (!backward)
         return slide_attn_fwd(f->p->lane, &a, err);
     unsigned char *d = gradient(f, op->in);
@@ -235,8 +312,10 @@ static int op_forward(struct frame *f, int i, struct slide_err *err)
     const struct slide_op *op = &f->table->op[i];
     switch (op->kind) {
     case SLIDE_OP_EMBED: {
-        struct slide_embed_fwd_args a = {.ids = f->micro->ids, .table = weight(f, op->w),
-                                         .out = f->micro->boundary[f->p->unit], .n = f->micro->n,
+        struct slide_embed_fwd_args a = {.ids = f->micro->ids,
+                                         .table = weight(f, op->w),
+                                         .out = f->micro->boundary[f->p->unit],
+                                         .n = f->micro->n,
                                          .cols = f->config->hidden};
         return slide_launch_embed_fwd(f->p->lane, f->act, &a, err);
     }
@@ -251,8 +330,10 @@ static int op_forward(struct frame *f, int i, struct slide_err *err)
     case SLIDE_OP_ATTN:
         return attention(f, op, f->values->aux[i], false, err);
     case SLIDE_OP_SWIGLU: {
-        struct slide_swiglu_fwd_args a = {.gu = value(f, op->in), .out = value(f, op->out),
-                                          .n = f->micro->n, .cols = f->config->inter};
+        struct slide_swiglu_fwd_args a = {.gu = value(f, op->in),
+                                          .out = value(f, op->out),
+                                          .n = f->micro->n,
+                                          .cols = f->config->inter};
         return slide_launch_swiglu_fwd(f->p->lane, f->act, &a, err);
     }
     default:
@@ -265,9 +346,12 @@ static int op_backward(struct frame *f, int i, struct slide_err *err)
     const struct slide_op *op = &f->table->op[i];
     switch (op->kind) {
     case SLIDE_OP_EMBED: {
-        struct slide_embed_bwd_args a = {.ids = f->micro->ids, .dout = f->micro->dx,
-                                         .dtable = weight_grad(f, op->w), .n = f->micro->n,
-                                         .cols = f->config->hidden, .vocab = f->config->vocab};
+        struct slide_embed_bwd_args a = {.ids = f->micro->ids,
+                                         .dout = f->micro->dx,
+                                         .dtable = weight_grad(f, op->w),
+                                         .n = f->micro->n,
+                                         .cols = f->config->hidden,
+                                         .vocab = f->config->vocab};
         return slide_launch_embed_bwd(f->p->lane, f->act, &a, err);
     }
     case SLIDE_OP_NORM:
@@ -281,8 +365,10 @@ static int op_backward(struct frame *f, int i, struct slide_err *err)
     case SLIDE_OP_ATTN:
         return attention(f, op, f->values->aux[i], true, err);
     case SLIDE_OP_SWIGLU: {
-        struct slide_swiglu_bwd_args a = {.gu = value(f, op->in), .dout = gradient(f, op->out),
-                                          .dgu = gradient(f, op->in), .n = f->micro->n,
+        struct slide_swiglu_bwd_args a = {.gu = value(f, op->in),
+                                          .dout = gradient(f, op->out),
+                                          .dgu = gradient(f, op->in),
+                                          .n = f->micro->n,
                                           .cols = f->config->inter};
         f->live[f->p->memory->gradient_root[op->in]] = true;
         return slide_launch_swiglu_bwd(f->p->lane, f->act, &a, err);
@@ -323,23 +409,41 @@ static int head_chunk(struct frame *f, const struct slide_head *head, int64_t r,
     struct slide_memory *memory = p->memory;
     int32_t hidden = f->config->hidden, vocab = f->config->vocab;
     int norm = f->table->op[0].w;
-    unsigned char *x = (unsigned char *)f->micro->boundary[p->unit - 1] +
-                       (size_t)r * (size_t)hidden * f->size;
-    struct slide_rmsnorm_fwd_args fwd = {
-        .x = x, .w = weight(f, norm), .y = memory->head, .rstd = memory->head_rstd, .n = n,
-        .x_stride = hidden, .y_stride = hidden, .groups = 1, .cols = hidden,
-        .eps = (float)f->config->rms_eps};
-    struct slide_gemm z = {.a = memory->head, .b = head->table, .out = memory->logits, .lda = hidden,
-                           .ldb = hidden, .ldo = vocab, .m = n, .n = vocab, .k = hidden,
-                           .trans_b = 1, .in_type = f->act, .out_type = f->act};
+    unsigned char *x =
+        (unsigned char *)f->micro->boundary[p->unit - 1] + (size_t)r * (size_t)hidden * f->size;
+    struct slide_rmsnorm_fwd_args fwd = {.x = x,
+                                         .w = weight(f, norm),
+                                         .y = memory->head,
+                                         .rstd = memory->head_rstd,
+                                         .n = n,
+                                         .x_stride = hidden,
+                                         .y_stride = hidden,
+                                         .groups = 1,
+                                         .cols = hidden,
+                                         .eps = (float)f->config->rms_eps};
+    struct slide_gemm z = {.a = memory->head,
+                           .b = head->table,
+                           .out = memory->logits,
+                           .lda = hidden,
+                           .ldb = hidden,
+                           .ldo = vocab,
+                           .m = n,
+                           .n = vocab,
+                           .k = hidden,
+                           .trans_b = 1,
+                           .in_type = f->act,
+                           .out_type = f->act};
     if (slide_launch_rmsnorm_fwd(p->lane, f->act, &fwd, err) || slide_gemm(p->lane, &z, err))
         return -1;
     if (head->mode == SLIDE_HEAD_LOGITS) {
         const void *from = memory->logits;
         size_t count = (size_t)n * (size_t)vocab;
         if (f->act != SLIDE_F32) {
-            struct slide_cast_args cast = {.in = memory->logits, .out = memory->logits_f32,
-                                           .n = (int64_t)count, .from = f->act, .to = SLIDE_F32};
+            struct slide_cast_args cast = {.in = memory->logits,
+                                           .out = memory->logits_f32,
+                                           .n = (int64_t)count,
+                                           .from = f->act,
+                                           .to = SLIDE_F32};
             from = memory->logits_f32;
             if (slide_launch_cast(p->lane, f->act, &cast, err))
                 return -1;
@@ -348,25 +452,55 @@ static int head_chunk(struct frame *f, const struct slide_head *head, int64_t r,
                           SLIDE_COPY_D2H, err);
     }
     bool train = head->mode == SLIDE_HEAD_TRAIN;
-    struct slide_ce_args ce = {.z = memory->logits, .labels = f->micro->labels + r,
-                               .loss = f->micro->loss + r, .n = n, .vocab = vocab, .grad = train,
+    struct slide_ce_args ce = {.z = memory->logits,
+                               .labels = f->micro->labels + r,
+                               .loss = f->micro->loss + r,
+                               .n = n,
+                               .vocab = vocab,
+                               .grad = train,
                                .scale = head->scale};
     if (slide_launch_ce(p->lane, f->act, &ce, err))
         return -1;
     if (!train)
         return 0;
-    struct slide_gemm dh = {.a = memory->logits, .b = head->table, .out = memory->dhead,
-                            .lda = vocab, .ldb = hidden, .ldo = hidden, .m = n, .n = hidden,
-                            .k = vocab, .in_type = f->act, .out_type = f->act};
-    struct slide_gemm dw = {.a = memory->logits, .b = memory->head, .out = head->table_grad,
-                            .add = p->fresh && r == 0 ? NULL : head->table_grad, .lda = vocab,
-                            .ldb = hidden, .ldo = hidden, .m = vocab, .n = hidden, .k = n,
-                            .trans_a = 1, .in_type = f->act, .out_type = SLIDE_F32};
-    struct slide_rmsnorm_bwd_args bwd = {
-        .dy = memory->dhead, .x = x, .w = weight(f, norm), .rstd = memory->head_rstd,
-        .dx = (unsigned char *)f->micro->dx + (size_t)r * (size_t)hidden * f->size,
-        .dw = weight_grad(f, norm), .scratch = memory->norm_scratch, .n = n, .dy_stride = hidden,
-        .x_stride = hidden, .dx_stride = hidden, .groups = 1, .cols = hidden};
+    struct slide_gemm dh = {.a = memory->logits,
+                            .b = head->table,
+                            .out = memory->dhead,
+                            .lda = vocab,
+                            .ldb = hidden,
+                            .ldo = hidden,
+                            .m = n,
+                            .n = hidden,
+                            .k = vocab,
+                            .in_type = f->act,
+                            .out_type = f->act};
+    struct slide_gemm dw = {.a = memory->logits,
+                            .b = memory->head,
+                            .out = head->table_grad,
+                            .add = p->fresh && r == 0 ? NULL : head->table_grad,
+                            .lda = vocab,
+                            .ldb = hidden,
+                            .ldo = hidden,
+                            .m = vocab,
+                            .n = hidden,
+                            .k = n,
+                            .trans_a = 1,
+                            .in_type = f->act,
+                            .out_type = SLIDE_F32};
+    struct slide_rmsnorm_bwd_args bwd = {.dy = memory->dhead,
+                                         .x = x,
+                                         .w = weight(f, norm),
+                                         .rstd = memory->head_rstd,
+                                         .dx = (unsigned char *)f->micro->dx +
+                                               (size_t)r * (size_t)hidden * f->size,
+                                         .dw = weight_grad(f, norm),
+                                         .scratch = memory->norm_scratch,
+                                         .n = n,
+                                         .dy_stride = hidden,
+                                         .x_stride = hidden,
+                                         .dx_stride = hidden,
+                                         .groups = 1,
+                                         .cols = hidden};
     if (slide_gemm(p->lane, &dh, err) || slide_gemm(p->lane, &dw, err))
         return -1;
     return slide_launch_rmsnorm_bwd(p->lane, f->act, &bwd, err);

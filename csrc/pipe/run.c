@@ -1,18 +1,18 @@
 /* Executes a schedule.
  *
- * DESIGN. The driver walks the stage list once and enqueues; lanes and events keep the order that the
- * list's dependencies ask for. It blocks in three places only: for a unit that another rank has not
- * finished updating (slide_deliver_full), for a gradient slot whose last gradient has not been copied
- * out yet, and at the end for the results.
+ * DESIGN. The driver walks the stage list once and enqueues; lanes and events keep the order that
+ * the list's dependencies ask for. It blocks in three places only: for a unit that another rank has
+ * not finished updating (slide_deliver_full), for a gradient slot whose last gradient has not been
+ * copied out yet, and at the end for the results.
  *
  *   h2d lane       inputs, then weights: waits for slot.free, records slot.ready
  *   compute lane   waits for slot.ready, runs the unit on every micro-batch, records slot.free and
  *                  grad.ready
  *   reduction      waits for grad.ready, copies out (route/)
  *
- * Layer-major: every micro-batch passes a unit before the next unit starts, so weights and gradients
- * cross the bus once a pass however many micro-batches there are. overlap = 0 waits after each stage;
- * the bits are the same. */
+ * Layer-major: every micro-batch passes a unit before the next unit starts, so weights and
+ * gradients cross the bus once a pass however many micro-batches there are. overlap = 0 waits after
+ * each stage; the bits are the same. */
 #include <string.h>
 
 #include "base/fault.h"
@@ -38,18 +38,23 @@ struct slide_pipe {
     struct slide_memory memory;
     struct slide_schedule train, forward;
     struct slide_lane *compute, *h2d;
-    struct slot *slot;   /* [slots + 2] */
-    struct grad *grad;   /* [GRADS + 2] */
+    struct slot *slot; /* [slots + 2] */
+    struct grad *grad; /* [GRADS + 2] */
     struct slide_event *inputs;
 };
 
 static int plan_memory(struct slide_pipe *pipe, struct slide_err *err)
 {
-    struct slide_memory_options o = {
-        .layout = pipe->layout, .device = pipe->o.device, .wire = pipe->o.wire,
-        .slots = pipe->o.slots, .grads = GRADS, .micro_batches = pipe->o.micro_batches,
-        .tokens = pipe->o.tokens, .seq = pipe->o.seq, .head_rows = pipe->o.head_rows,
-        .keep = pipe->o.keep};
+    struct slide_memory_options o = {.layout = pipe->layout,
+                                     .device = pipe->o.device,
+                                     .wire = pipe->o.wire,
+                                     .slots = pipe->o.slots,
+                                     .grads = GRADS,
+                                     .micro_batches = pipe->o.micro_batches,
+                                     .tokens = pipe->o.tokens,
+                                     .seq = pipe->o.seq,
+                                     .head_rows = pipe->o.head_rows,
+                                     .keep = pipe->o.keep};
     if (slide_memory_init(&pipe->memory, &o, err))
         return -1;
     slide_model_rope(pipe->layout->model, (float *)pipe->memory.host_base);
@@ -188,10 +193,13 @@ static int start_inputs(struct slide_pipe *pipe, const struct slide_pass *pass,
         return -1;
     for (int m = 0; m < pass->count; m++) {
         struct slide_micro *micro = &pipe->memory.micro[m];
-        struct slide_rope_table_args a = {
-            .positions = micro->positions, .inv_freq = pipe->memory.inv_freq, .cos = micro->cos,
-            .sin = micro->sin, .n = micro->n, .half = pipe->layout->model->config.head_dim / 2,
-            .factor = 1};
+        struct slide_rope_table_args a = {.positions = micro->positions,
+                                          .inv_freq = pipe->memory.inv_freq,
+                                          .cos = micro->cos,
+                                          .sin = micro->sin,
+                                          .n = micro->n,
+                                          .half = pipe->layout->model->config.head_dim / 2,
+                                          .factor = 1};
         if (slide_launch_rope_table(pipe->compute, slide_layout_weight_type(pipe->layout), &a, err))
             return -1;
     }
@@ -203,10 +211,15 @@ static int start_inputs(struct slide_pipe *pipe, const struct slide_pass *pass,
 static struct slide_program program_of(struct slide_pipe *pipe, const struct slide_stage *stage,
                                        int m)
 {
-    return (struct slide_program){
-        .layout = pipe->layout, .memory = &pipe->memory, .lane = pipe->compute, .unit = stage->unit,
-        .micro = m, .weights = stage->slot < 0 ? NULL : pipe->memory.weights[stage->slot],
-        .grad = stage->grad < 0 ? NULL : pipe->memory.grad[stage->grad], .fresh = m == 0};
+    return (struct slide_program){.layout = pipe->layout,
+                                  .memory = &pipe->memory,
+                                  .lane = pipe->compute,
+                                  .unit = stage->unit,
+                                  .micro = m,
+                                  .weights =
+                                      stage->slot < 0 ? NULL : pipe->memory.weights[stage->slot],
+                                  .grad = stage->grad < 0 ? NULL : pipe->memory.grad[stage->grad],
+                                  .fresh = m == 0};
 }
 
 static int run_fetch(struct slide_pipe *pipe, const struct slide_stage *stage,
@@ -220,9 +233,9 @@ static int run_fetch(struct slide_pipe *pipe, const struct slide_stage *stage,
     return slide_event_record(slot->ready, pipe->h2d, err);
 }
 
-/* The tail of a unit (norm gains, biases) only ever gets added to; matrices are written by the first
- * micro-batch. Embedding and untied head share a slot, so all of it is zeroed for them, as it is on a
- * rank without micro-batches. */
+/* The tail of a unit (norm gains, biases) only ever gets added to; matrices are written by the
+ * first micro-batch. Embedding and untied head share a slot, so all of it is zeroed for them, as it
+ * is on a rank without micro-batches. */
 static int clear_grad(struct slide_pipe *pipe, const struct slide_stage *stage,
                       const struct slide_pass *pass, struct slide_err *err)
 {
@@ -231,8 +244,8 @@ static int clear_grad(struct slide_pipe *pipe, const struct slide_stage *stage,
     if (grad->used && slide_reduce_wait(pipe->o.reduce, grad->ticket, err))
         return -1;
     uint64_t from = unit->kind == SLIDE_UNIT_BLOCK && pass->count ? unit->decay_end : 0;
-    return slide_zero(pipe->compute, pipe->memory.grad[stage->grad] + from, (unit->count - from) * 4,
-                      err);
+    return slide_zero(pipe->compute, pipe->memory.grad[stage->grad] + from,
+                      (unit->count - from) * 4, err);
 }
 
 static int run_forward(struct slide_pipe *pipe, const struct slide_stage *stage,
@@ -260,13 +273,14 @@ static int run_head(struct slide_pipe *pipe, const struct slide_stage *stage,
     const struct slide_unit *unit = &layout->unit[tied ? 0 : stage->unit];
     int loss = slide_model_table(layout->model, stage->unit)->op[1].w;
     uint64_t offset = unit->tensor[tied ? 0 : loss].offset;
-    struct slide_head head = {
-        .mode = train ? SLIDE_HEAD_TRAIN
-                      : pass->kind == SLIDE_PASS_LOSS ? SLIDE_HEAD_LOSS : SLIDE_HEAD_LOGITS,
-        .table = pipe->memory.weights[slot] +
-                 offset * slide_dtype_size(slide_layout_weight_type(layout)),
-        .table_grad = train ? pipe->memory.grad[grad] + offset : NULL, .scale = pass->scale,
-        .logits = pass->logits};
+    struct slide_head head = {.mode = train                           ? SLIDE_HEAD_TRAIN
+                                      : pass->kind == SLIDE_PASS_LOSS ? SLIDE_HEAD_LOSS
+                                                                      : SLIDE_HEAD_LOGITS,
+                              .table = pipe->memory.weights[slot] +
+                                       offset * slide_dtype_size(slide_layout_weight_type(layout)),
+                              .table_grad = train ? pipe->memory.grad[grad] + offset : NULL,
+                              .scale = pass->scale,
+                              .logits = pass->logits};
     if (slide_event_wait(pipe->slot[stage->slot].ready, pipe->compute, err) ||
         slide_event_wait(pipe->slot[slot].ready, pipe->compute, err))
         return -1;
@@ -314,7 +328,8 @@ static int run_grad_out(struct slide_pipe *pipe, const struct slide_stage *stage
     if (pipe->o.wire != SLIDE_F32) {
         struct slide_cast_args a = {.in = pipe->memory.grad[stage->grad],
                                     .out = pipe->memory.wire[stage->grad],
-                                    .n = (int64_t)unit->count, .from = SLIDE_F32,
+                                    .n = (int64_t)unit->count,
+                                    .from = SLIDE_F32,
                                     .to = pipe->o.wire};
         if (slide_launch_cast(pipe->compute, SLIDE_F32, &a, err))
             return -1;
@@ -380,8 +395,7 @@ int slide_pipe_run(struct slide_pipe *pipe, struct slide_pass *pass, struct slid
         return -1;
     for (int i = 0; i < schedule->stages; i++) {
         const struct slide_stage *stage = &schedule->stage[i];
-        if (run_stage(pipe, stage, pass, err) ||
-            (!pipe->o.overlap && wait_stage(pipe, stage, err)))
+        if (run_stage(pipe, stage, pass, err) || (!pipe->o.overlap && wait_stage(pipe, stage, err)))
             return -1;
     }
     return finish_loss(pipe, pass, err);

@@ -1,16 +1,16 @@
-/* Builds the schedule of a pass. First the compute stages in their order, which is given; then a slot
- * for each: a unit that is still in a slot is not fetched again, and a fetch takes the slot whose
- * unit is needed latest (Belady), so the last blocks of the forward stay for the backward; among equals
- * the one that has been idle longest, so that the copy may start early. A fetch
- * stands as early in the list as its slot allows, at most slots - 1 compute stages ahead. */
+/* Builds the schedule of a pass. First the compute stages in their order, which is given; then a
+ * slot for each: a unit that is still in a slot is not fetched again, and a fetch takes the slot
+ * whose unit is needed latest (Belady), so the last blocks of the forward stay for the backward;
+ * among equals the one that has been idle longest, so that the copy may start early. A fetch stands
+ * as early in the list as its slot allows, at most slots - 1 compute stages ahead. */
 #include "pipe/schedule.h"
 
 #include "base/mem.h"
 
-struct need {          /* a compute stage */
+struct need { /* a compute stage */
     struct slide_stage stage;
-    int fetch_at;      /* compute index before which its fetch stands; -1: no fetch */
-    int fetch_after;   /* compute index that used the slot last; -1: none */
+    int fetch_at;    /* compute index before which its fetch stands; -1: no fetch */
+    int fetch_after; /* compute index that used the slot last; -1: none */
 };
 
 /* Slot class of a unit: first slot and how many. */
@@ -86,24 +86,30 @@ static void emit(struct slide_schedule *s, const struct need *need, int n, int *
             if (need[d].fetch_at != c)
                 continue;
             int after = need[d].fetch_after;
-            s->stage[s->stages++] = (struct slide_stage){
-                .kind = SLIDE_STAGE_FETCH, .unit = need[d].stage.unit, .slot = need[d].stage.slot,
-                .table = -1, .grad = -1, .after = after < 0 ? -1 : index[after]};
+            s->stage[s->stages++] = (struct slide_stage){.kind = SLIDE_STAGE_FETCH,
+                                                         .unit = need[d].stage.unit,
+                                                         .slot = need[d].stage.slot,
+                                                         .table = -1,
+                                                         .grad = -1,
+                                                         .after = after < 0 ? -1 : index[after]};
         }
         index[c] = s->stages;
         s->stage[s->stages++] = need[c].stage;
         if (need[c].stage.grad >= 0)
-            s->stage[s->stages++] = (struct slide_stage){
-                .kind = SLIDE_STAGE_GRAD_OUT, .unit = need[c].stage.unit, .slot = -1, .table = -1,
-                .grad = need[c].stage.grad, .after = index[c]};
+            s->stage[s->stages++] = (struct slide_stage){.kind = SLIDE_STAGE_GRAD_OUT,
+                                                         .unit = need[c].stage.unit,
+                                                         .slot = -1,
+                                                         .table = -1,
+                                                         .grad = need[c].stage.grad,
+                                                         .after = index[c]};
     }
 }
 
 int slide_schedule_init(struct slide_schedule *s, int units, bool tied, int slots, int grads,
                         bool train, struct slide_err *err)
 {
-    *s = (struct slide_schedule){.units = units, .slots = slots, .grads = grads, .tied = tied,
-                                 .train = train};
+    *s = (struct slide_schedule){
+        .units = units, .slots = slots, .grads = grads, .tied = tied, .train = train};
     int n = 0, room = 2 * units;
     struct need *need = slide_mem_array((uint64_t)room, sizeof *need, err);
     int *scratch = slide_mem_array((uint64_t)(2 * (slots + 2) + room), sizeof *scratch, err);
@@ -111,12 +117,20 @@ int slide_schedule_init(struct slide_schedule *s, int units, bool tied, int slot
     if (!need || !scratch || !s->stage)
         goto fail;
     for (int u = 0; u < units; u++)
-        need[n++].stage = (struct slide_stage){
-            .kind = u == units - 1 ? SLIDE_STAGE_HEAD : SLIDE_STAGE_FORWARD, .unit = u, .slot = -1,
-            .table = -1, .grad = -1, .after = -1};
+        need[n++].stage =
+            (struct slide_stage){.kind = u == units - 1 ? SLIDE_STAGE_HEAD : SLIDE_STAGE_FORWARD,
+                                 .unit = u,
+                                 .slot = -1,
+                                 .table = -1,
+                                 .grad = -1,
+                                 .after = -1};
     for (int u = units - 2; train && u >= 0; u--)
-        need[n++].stage = (struct slide_stage){.kind = SLIDE_STAGE_BACKWARD, .unit = u, .slot = -1,
-                                               .table = -1, .grad = -1, .after = -1};
+        need[n++].stage = (struct slide_stage){.kind = SLIDE_STAGE_BACKWARD,
+                                               .unit = u,
+                                               .slot = -1,
+                                               .table = -1,
+                                               .grad = -1,
+                                               .after = -1};
     for (int c = units - 1, ring = 0; train && c < n; c++) {
         int first, count;
         slot_class(s, need[c].stage.unit, grads, &first, &count);

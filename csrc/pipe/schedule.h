@@ -34,7 +34,10 @@ struct slide_schedule {
     bool tied, train;
 };
 
-static inline int slide_schedule_edge(const struct slide_schedule *s) { return s->slots; }
+static inline int slide_schedule_edge(const struct slide_schedule *s)
+{
+    return s->slots;
+}
 
 int slide_schedule_init(struct slide_schedule *schedule, int units, bool tied, int slots, int grads,
                         bool train, struct slide_err *err);

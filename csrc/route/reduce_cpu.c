@@ -25,10 +25,10 @@
 #include "optim/vec.h"
 #include "route/route.h"
 
-#define PLACES 8u       /* a power of two, <= SLIDE_RING_MAX */
-#define IN_FLIGHT 3u    /* copies under way */
-#define QUEUE 64u       /* submissions not yet copied and applied; a step has fewer in practice */
-#define BLOCK 8192u     /* elements that are summed and applied at a time: fits the caches */
+#define PLACES 8u    /* a power of two, <= SLIDE_RING_MAX */
+#define IN_FLIGHT 3u /* copies under way */
+#define QUEUE 64u    /* submissions not yet copied and applied; a step has fewer in practice */
+#define BLOCK 8192u  /* elements that are summed and applied at a time: fits the caches */
 
 struct job {
     int unit;
@@ -39,14 +39,14 @@ struct job {
 struct slide_reduce {
     struct slide_reduce_options o;
     enum slide_isa isa;
-    uint64_t chunk;      /* elements */
+    uint64_t chunk; /* elements */
     size_t place_bytes;
     struct slide_lane *lane; /* d2h */
     struct slide_event *arrived[PLACES];
     struct slide_pool *pool;
-    float *scratch;          /* [threads, BLOCK] */
-    double *squares;         /* [blocks of a chunk] */
-    uint64_t *bad;           /* likewise: Inf or NaN */
+    float *scratch;  /* [threads, BLOCK] */
+    double *squares; /* [blocks of a chunk] */
+    uint64_t *bad;   /* likewise: Inf or NaN */
     struct job job[QUEUE];
     slide_word submitted, copied, applied, stop; /* jobs */
     pthread_t reaper, collector;

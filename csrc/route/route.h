@@ -29,7 +29,7 @@ struct slide_reduce_totals { /* of this rank's slices, one step */
 struct slide_reduce_options {
     struct slide_host *host;
     struct slide_device *device;
-    enum slide_dtype wire;    /* F32 or BF16 */
+    enum slide_dtype wire; /* F32 or BF16 */
     uint64_t chunk_bytes;
     int threads;
     const int *cpus;

@@ -58,8 +58,9 @@ static int populate(struct slide_host *host, struct slide_err *err)
         for (int u = 0; size && u < layout->units; u++) {
             uint64_t first, end;
             slide_layout_slice(layout, u, host->rank, &first, &end);
-            if (end > first && slide_shm_populate(&host->shm, layout->unit[u].plane[p] + first * size,
-                                                  (end - first) * size, err))
+            if (end > first &&
+                slide_shm_populate(&host->shm, layout->unit[u].plane[p] + first * size,
+                                   (end - first) * size, err))
                 return -1;
         }
     }
@@ -76,8 +77,13 @@ int slide_host_open(struct slide_host *host, const struct slide_layout *layout, 
 {
     int pids[SLIDE_RANKS_MAX] = {0};
     int world = layout->world;
-    *host = (struct slide_host){.shm = {.fd = -1}, .layout = layout, .rank = rank, .world = world,
-                                .timeout = timeout, .poll = poll, .poll_arg = poll_arg};
+    *host = (struct slide_host){.shm = {.fd = -1},
+                                .layout = layout,
+                                .rank = rank,
+                                .world = world,
+                                .timeout = timeout,
+                                .poll = poll,
+                                .poll_arg = poll_arg};
     struct slide_waiter meet = {.deadline = timeout, .poll = poll_driver, .arg = host};
     char text[1024];
     pids[rank] = (int)getpid();
@@ -141,8 +147,8 @@ void slide_host_post(struct slide_host *host, const struct slide_err *err)
     struct slide_rank_page *page = &header->rank[host->rank];
     /* Threads of one rank may post at once: the first one takes the page. */
     int32_t none = 0;
-    if (!__atomic_compare_exchange_n(&page->code, &none, (int32_t)err->code, false, __ATOMIC_ACQ_REL,
-                                     __ATOMIC_ACQUIRE))
+    if (!__atomic_compare_exchange_n(&page->code, &none, (int32_t)err->code, false,
+                                     __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
         return;
     page->culprit = err->rank >= 0 ? err->rank : host->rank;
     memcpy(page->text, err->text, sizeof page->text);

@@ -34,7 +34,7 @@ struct slide_header {
     uint64_t magic;
     uint32_t version, world, units;
     uint64_t layout_hash;
-    slide_word abort; /* 0, or 1 + the rank whose page has the first error */
+    slide_word abort;                    /* 0, or 1 + the rank whose page has the first error */
     slide_word consumed[SLIDE_RING_MAX]; /* uses of staging place k that are over */
     struct slide_rank_page rank[SLIDE_RANKS_MAX];
     slide_word applied[]; /* [units]: += 1 by each owner whose slice of the unit is updated */
@@ -62,8 +62,7 @@ size_t slide_header_size(int units);
 /* Makes (rank 0) or joins the segment and takes the pages of this rank's slices. */
 int slide_host_open(struct slide_host *host, const struct slide_layout *layout, int rank,
                     const char *rendezvous, const char *agreement, double timeout,
-                    int (*poll)(void *, struct slide_err *), void *poll_arg,
-                    struct slide_err *err);
+                    int (*poll)(void *, struct slide_err *), void *poll_arg, struct slide_err *err);
 /* Leaves in good order, unless an error was posted before. NULL members are fine. */
 void slide_host_close(struct slide_host *host);
 

@@ -85,8 +85,11 @@ static int lay_unit(struct slide_layout *layout, int u, struct slide_err *err)
 int slide_layout_init(struct slide_layout *layout, const struct slide_model *model, int world,
                       int split, int keep_grad, size_t staging_bytes, struct slide_err *err)
 {
-    *layout = (struct slide_layout){.model = model, .units = model->units, .world = world,
-                                    .split = split, .keep_grad = keep_grad};
+    *layout = (struct slide_layout){.model = model,
+                                    .units = model->units,
+                                    .world = world,
+                                    .split = split,
+                                    .keep_grad = keep_grad};
     if (world < 1 || world > SLIDE_RANKS_MAX)
         return slide_err_set(err, SLIDE_EINVAL, "world is %d, must be 1 to %d", world,
                              SLIDE_RANKS_MAX);

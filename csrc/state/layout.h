@@ -34,8 +34,8 @@ struct slide_unit {
     int index;
     struct slide_tensor *tensor; /* one per table weight; count 0 where the condition is false */
     int tensors;
-    uint64_t count;     /* elements, padding included; a multiple of SLIDE_BORDER */
-    uint64_t decay_end; /* elements before it decay, those after don't */
+    uint64_t count;             /* elements, padding included; a multiple of SLIDE_BORDER */
+    uint64_t decay_end;         /* elements before it decay, those after don't */
     size_t plane[SLIDE_PLANES]; /* byte offset in the segment; 0: absent */
 };
 
@@ -45,11 +45,11 @@ struct slide_layout {
     int units, world;
     int split; /* 1: hi/lo masters, weights move as BF16; 0: FP32 throughout */
     int keep_grad;
-    uint64_t params, count; /* without and with padding */
+    uint64_t params, count;        /* without and with padding */
     size_t staging, staging_bytes; /* the routes' area: offset, bytes */
-    size_t bytes;      /* of the whole segment */
-    uint64_t resident; /* bytes of it that are populated: header, planes, staging */
-    uint64_t hash;     /* of everything above: equal on all ranks */
+    size_t bytes;                  /* of the whole segment */
+    uint64_t resident;             /* bytes of it that are populated: header, planes, staging */
+    uint64_t hash;                 /* of everything above: equal on all ranks */
 };
 
 int slide_layout_init(struct slide_layout *layout, const struct slide_model *model, int world,

@@ -1,9 +1,9 @@
 /* The watch thread of a rank: every 100 ms it beats in its own page and looks at the others. A rank
- * is lost when its pidfd says that the process ended, or when its beat has stood still for SLIDE_STALL
- * seconds. Those seconds are counted in ticks of this thread, not read from a clock: when the whole
- * job was stopped (Ctrl-Z, a suspended machine) no tick passed and nobody is accused; a late tick of
- * our own starts all counts anew.
- * Ranks that are threads of this process (tests) have no pidfd of their own; they do beat. */
+ * is lost when its pidfd says that the process ended, or when its beat has stood still for
+ * SLIDE_STALL seconds. Those seconds are counted in ticks of this thread, not read from a clock:
+ * when the whole job was stopped (Ctrl-Z, a suspended machine) no tick passed and nobody is
+ * accused; a late tick of our own starts all counts anew. Ranks that are threads of this process
+ * (tests) have no pidfd of their own; they do beat. */
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>

@@ -1,6 +1,7 @@
 /* The state's ways in and out: loading and storing checkpoint tensors, fresh weights, reading a
- * tensor. Every rank moves the bytes of its own slices only, in pieces, on its pool, straight between
- * file and planes; no tensor is ever whole anywhere else, so loading peaks at the state itself. */
+ * tensor. Every rank moves the bytes of its own slices only, in pieces, on its pool, straight
+ * between file and planes; no tensor is ever whole anywhere else, so loading peaks at the state
+ * itself. */
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -35,14 +36,16 @@ struct mover {
     struct slide_err err;
 };
 
-static void *plane_at(const struct slide_train *train, int unit, enum slide_plane plane, uint64_t at)
+static void *plane_at(const struct slide_train *train, int unit, enum slide_plane plane,
+                      uint64_t at)
 {
     size_t size = slide_layout_plane_size(&train->layout, plane);
     return slide_host_at(&train->host, train->layout.unit[unit].plane[plane] + at * size);
 }
 
 /* FP32 masters [at, at + n) of a unit from and to plain FP32. */
-static void put_master(struct slide_train *train, int unit, uint64_t at, const float *in, uint64_t n)
+static void put_master(struct slide_train *train, int unit, uint64_t at, const float *in,
+                       uint64_t n)
 {
     if (train->layout.split)
         slide_vec_split(train->isa, plane_at(train, unit, SLIDE_PLANE_HI, at),
@@ -88,7 +91,8 @@ static int move_in(struct mover *m, const struct piece *p, unsigned char *raw, f
     int fd = open(part->path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return slide_err_os(err, errno, "opening %s", part->path);
-    int failed = whole(fd, false, raw, p->count * slide_dtype_size(part->dtype), p->file, part, err);
+    int failed =
+        whole(fd, false, raw, p->count * slide_dtype_size(part->dtype), p->file, part, err);
     close(fd);
     if (failed)
         return -1;
@@ -148,10 +152,13 @@ static int64_t cut(const struct slide_train *train, const struct slide_part *par
         to = to < end ? to : end;
         for (uint64_t at = from; at < to; at += PIECE, n++)
             if (out)
-                out[n] = (struct piece){
-                    .part = i, .unit = place[i].unit, .at = at,
-                    .file = part[i].offset + (at - place[i].offset) * slide_dtype_size(part[i].dtype),
-                    .count = to - at < PIECE ? to - at : PIECE};
+                out[n] =
+                    (struct piece){.part = i,
+                                   .unit = place[i].unit,
+                                   .at = at,
+                                   .file = part[i].offset +
+                                           (at - place[i].offset) * slide_dtype_size(part[i].dtype),
+                                   .count = to - at < PIECE ? to - at : PIECE};
     }
     return n;
 }
@@ -225,8 +232,8 @@ static int move_parts(struct slide_train *train, const struct slide_part *part, 
                       slide_progress_fn *progress, void *arg, struct slide_err *err)
 {
     const char *stage = out ? "save" : "load";
-    struct mover m = {.train = train, .part = part, .move = out ? move_out : move_in,
-                      .err = SLIDE_ERR_INIT};
+    struct mover m = {
+        .train = train, .part = part, .move = out ? move_out : move_in, .err = SLIDE_ERR_INIT};
     struct slide_place *place = slide_mem_array((uint64_t)parts, sizeof *place, err);
     int failed = -1;
     pthread_mutex_init(&m.lock, NULL);
@@ -325,8 +332,14 @@ int slide_train_init(struct slide_train *train, uint64_t seed, double std, struc
         to = to < end ? to : end;
         size_t length = strlen(name);
         bool bias = length > 5 && !strcmp(name + length - 5, ".bias");
-        struct filler f = {.train = train, .place = place, .from = from, .to = to, .seed = seed,
-                           .std = std, .constant = bias ? 0.0f : 1.0f, .normal = place.decay};
+        struct filler f = {.train = train,
+                           .place = place,
+                           .from = from,
+                           .to = to,
+                           .seed = seed,
+                           .std = std,
+                           .constant = bias ? 0.0f : 1.0f,
+                           .normal = place.decay};
         if (from < to)
             slide_pool_for(train->pool, (int64_t)((to - from + 4095) / 4096), fill_piece, &f);
         if (train->host.poll && train->host.poll(train->host.poll_arg, err))
@@ -360,8 +373,10 @@ int slide_train_tensor(struct slide_train *train, const char *name, const char *
     static const struct {
         const char *name;
         enum slide_plane plane;
-    } planes[] = {{"master", SLIDE_PLANE_HI}, {"exp_avg", SLIDE_PLANE_M},
-                  {"exp_avg_sq", SLIDE_PLANE_V}, {"grad", SLIDE_PLANE_GRAD}};
+    } planes[] = {{"master", SLIDE_PLANE_HI},
+                  {"exp_avg", SLIDE_PLANE_M},
+                  {"exp_avg_sq", SLIDE_PLANE_V},
+                  {"grad", SLIDE_PLANE_GRAD}};
     struct slide_place place;
     int i = 0;
     if (slide_train_find(train, name, &place, err))
@@ -372,8 +387,7 @@ int slide_train_tensor(struct slide_train *train, const char *name, const char *
         return slide_err_set(err, SLIDE_EINVAL,
                              "'%s': a tensor has master, exp_avg, exp_avg_sq and grad", what);
     if (!slide_layout_plane_size(&train->layout, planes[i].plane))
-        return slide_err_set(err, SLIDE_EINVAL,
-                             "gradients are kept with keep_gradients=True only");
+        return slide_err_set(err, SLIDE_EINVAL, "gradients are kept with keep_gradients=True only");
     if (planes[i].plane == SLIDE_PLANE_HI)
         get_master(train, place.unit, place.offset, out, place.count);
     else

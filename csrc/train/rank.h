@@ -1,6 +1,6 @@
 /* Inside of a rank, shared by the files of this folder.
- * Threads: the driver; `adam` and `masters` are read by the route's threads between a submit and its
- * flush. Blocks: never. */
+ * Threads: the driver; `adam` and `masters` are read by the route's threads between a submit and
+ * its flush. Blocks: never. */
 #ifndef SLIDE_TRAIN_RANK_H
 #define SLIDE_TRAIN_RANK_H
 
@@ -23,7 +23,7 @@ struct slide_train {
     int threads;
     bool layout_ready, host_ready;
     bool loaded, failed;
-    uint64_t step;             /* updates done */
+    uint64_t step;              /* updates done */
     struct slide_adamw adam[2]; /* without and with decay, of the step under way */
     struct slide_plan_item plan[SLIDE_PLAN_MAX];
     int plan_items;

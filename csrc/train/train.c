@@ -1,6 +1,6 @@
 /* A rank's life and its step: opens model, layout, host state, device, route and pipeline in that
- * order; a step counts targets with the other ranks, runs the pass, waits for the updates and adds up
- * the results. Called by py/ and by C tests. */
+ * order; a step counts targets with the other ranks, runs the pass, waits for the updates and adds
+ * up the results. Called by py/ and by C tests. */
 #include "train/train.h"
 
 #include <math.h>
@@ -147,8 +147,8 @@ static int open_device(struct slide_train *train, struct slide_err *err)
     const struct slide_train_spec *spec = &train->spec;
     const struct slide_backend *backend = slide_backend_find(spec->device, err);
     const char *blas = spec->blas && *spec->blas ? spec->blas : NULL;
-    struct slide_device_options o = {.index = spec->device_index, .rank = spec->rank,
-                                     .threads = train->threads, .blas = blas};
+    struct slide_device_options o = {
+        .index = spec->device_index, .rank = spec->rank, .threads = train->threads, .blas = blas};
     struct slide_device_info info;
     if (!backend || slide_device_open(&train->device, backend, &o, err) ||
         slide_device_info(train->device, &info, err))
@@ -160,17 +160,26 @@ static int open_device(struct slide_train *train, struct slide_err *err)
 static int open_rest(struct slide_train *train, struct slide_err *err)
 {
     const struct slide_train_spec *spec = &train->spec;
-    struct slide_reduce_options reduce = {
-        .host = &train->host, .device = train->device, .wire = spec->gradient_dtype,
-        .chunk_bytes = spec->chunk_bytes, .threads = train->threads, .apply = apply,
-        .apply_ctx = train};
+    struct slide_reduce_options reduce = {.host = &train->host,
+                                          .device = train->device,
+                                          .wire = spec->gradient_dtype,
+                                          .chunk_bytes = spec->chunk_bytes,
+                                          .threads = train->threads,
+                                          .apply = apply,
+                                          .apply_ctx = train};
     if (slide_reduce_open(&train->reduce, &reduce, err))
         return -1;
-    struct slide_pipe_options pipe = {
-        .host = &train->host, .device = train->device, .reduce = train->reduce,
-        .wire = spec->gradient_dtype, .slots = spec->slots, .keep = spec->keep_activations,
-        .overlap = spec->overlap, .head_rows = spec->head_rows,
-        .micro_batches = spec->micro_batches, .tokens = spec->max_tokens, .seq = spec->max_seq};
+    struct slide_pipe_options pipe = {.host = &train->host,
+                                      .device = train->device,
+                                      .reduce = train->reduce,
+                                      .wire = spec->gradient_dtype,
+                                      .slots = spec->slots,
+                                      .keep = spec->keep_activations,
+                                      .overlap = spec->overlap,
+                                      .head_rows = spec->head_rows,
+                                      .micro_batches = spec->micro_batches,
+                                      .tokens = spec->max_tokens,
+                                      .seq = spec->max_seq};
     train->pool = slide_pool_new(train->threads, NULL, 0, err);
     return !train->pool || slide_pipe_open(&train->pipe, &pipe, err) ? -1 : 0;
 }
@@ -268,11 +277,13 @@ static int check_batch(const struct slide_train *train, const struct slide_batch
         if (batch->ids[i] < 0 || batch->ids[i] >= vocab)
             return slide_err_set(err, SLIDE_EINVAL,
                                  "micro-batch %d, row %d, column %d: token id %d is outside the "
-                                 "vocabulary of %d", m, row, at, batch->ids[i], vocab);
+                                 "vocabulary of %d",
+                                 m, row, at, batch->ids[i], vocab);
         if (batch->labels && batch->labels[i] >= vocab)
             return slide_err_set(err, SLIDE_EINVAL,
                                  "micro-batch %d, row %d, column %d: label %d is outside the "
-                                 "vocabulary of %d", m, row, at, batch->labels[i], vocab);
+                                 "vocabulary of %d",
+                                 m, row, at, batch->labels[i], vocab);
         if (batch->first && (batch->first[i] < 0 || batch->first[i] > at))
             return slide_err_set(err, SLIDE_EINVAL,
                                  "micro-batch %d, row %d, column %d: first is %d, must be 0 to %d",
@@ -312,7 +323,7 @@ static int prepare(struct slide_train *train, const struct slide_batch *batch, i
     if (!*out)
         return -1;
     for (int m = 0; m < count; m++)
-        (*out)[m] = (struct slide_pipe_batch){batch[m].rows, batch[m].seq, batch[m].ids,
+        (*out)[m] = (struct slide_pipe_batch){batch[m].rows,   batch[m].seq,       batch[m].ids,
                                               batch[m].labels, batch[m].positions, batch[m].first};
     return 0;
 }
@@ -384,12 +395,17 @@ int slide_train_step(struct slide_train *train, const struct slide_batch *batch,
         slide_mem_free(micro);
         return 0;
     }
-    struct slide_adamw_hyper hyper = {lr, train->spec.beta1, train->spec.beta2,
-                                      train->spec.epsilon, train->spec.weight_decay,
+    struct slide_adamw_hyper hyper = {lr,
+                                      train->spec.beta1,
+                                      train->spec.beta2,
+                                      train->spec.epsilon,
+                                      train->spec.weight_decay,
                                       train->step + 1};
     for (int decay = 0; decay < 2; decay++)
         train->adam[decay] = slide_adamw_prepare(&hyper, decay);
-    struct slide_pass pass = {.kind = SLIDE_PASS_TRAIN, .batch = micro, .count = count,
+    struct slide_pass pass = {.kind = SLIDE_PASS_TRAIN,
+                              .batch = micro,
+                              .count = count,
                               .updates = (uint32_t)train->step,
                               .scale = (float)(1.0 / (double)out->targets)};
     struct slide_reduce_totals totals;

@@ -11,9 +11,9 @@
  *
  * After a call that failed in the middle of a step the object answers SLIDE_ESTATE: masters of
  * different steps would be mixed. A call that fails on its arguments changes nothing.
- * Threads: one caller at a time; slide_train_abort from any thread. Blocks: open, load, store, step,
- * evaluate, logits, gather, tensor: until the work is done on all ranks concerned; they answer
- * `poll` about every 50 ms. */
+ * Threads: one caller at a time; slide_train_abort from any thread. Blocks: open, load, store,
+ * step, evaluate, logits, gather, tensor: until the work is done on all ranks concerned; they
+ * answer `poll` about every 50 ms. */
 #ifndef SLIDE_TRAIN_TRAIN_H
 #define SLIDE_TRAIN_TRAIN_H
 
@@ -35,38 +35,48 @@ struct slide_train_spec {
     const char *agreement;  /* "key=value\n" lines that must be equal on all ranks */
     const char *device;     /* backend's name: "cpu" */
     int device_index;
-    bool bf16;              /* hi/lo masters, BF16 compute; else FP32 throughout */
+    bool bf16;                       /* hi/lo masters, BF16 compute; else FP32 throughout */
     enum slide_dtype gradient_dtype; /* on the way to the host: F32 or BF16 */
-    int threads;            /* 0: CPUs of this process / world */
-    const char *blas;       /* NULL or "": search */
-    int64_t max_tokens;     /* of a micro-batch, B * T */
+    int threads;                     /* 0: CPUs of this process / world */
+    const char *blas;                /* NULL or "": search */
+    int64_t max_tokens;              /* of a micro-batch, B * T */
     int32_t max_seq;
-    int micro_batches;      /* a step */
-    bool keep_activations;  /* else recompute */
-    int slots;              /* weight slots for blocks, >= 2 */
-    uint64_t chunk_bytes;   /* of gradient on the way out */
-    int32_t head_rows;      /* rows of logits at a time */
+    int micro_batches;     /* a step */
+    bool keep_activations; /* else recompute */
+    int slots;             /* weight slots for blocks, >= 2 */
+    uint64_t chunk_bytes;  /* of gradient on the way out */
+    int32_t head_rows;     /* rows of logits at a time */
     bool overlap;
     bool keep_gradients;
-    double timeout;         /* seconds that a wait for another rank may last */
+    double timeout; /* seconds that a wait for another rank may last */
     double beta1, beta2, epsilon, weight_decay;
     int (*poll)(void *arg, struct slide_err *err); /* NULL: none */
     void *poll_arg;
 };
 
 #define SLIDE_TRAIN_SPEC_INIT                                                                      \
-    ((struct slide_train_spec){.world = 1, .device = "cpu", .bf16 = true,                          \
-                               .gradient_dtype = SLIDE_BF16, .max_tokens = 1024, .max_seq = 1024,  \
-                               .micro_batches = 1, .slots = 2, .chunk_bytes = 4 << 20,             \
-                               .head_rows = 256, .overlap = true, .timeout = 1800, .beta1 = 0.9,   \
-                               .beta2 = 0.999, .epsilon = 1e-8})
+    ((struct slide_train_spec){.world = 1,                                                         \
+                               .device = "cpu",                                                    \
+                               .bf16 = true,                                                       \
+                               .gradient_dtype = SLIDE_BF16,                                       \
+                               .max_tokens = 1024,                                                 \
+                               .max_seq = 1024,                                                    \
+                               .micro_batches = 1,                                                 \
+                               .slots = 2,                                                         \
+                               .chunk_bytes = 4 << 20,                                             \
+                               .head_rows = 256,                                                   \
+                               .overlap = true,                                                    \
+                               .timeout = 1800,                                                    \
+                               .beta1 = 0.9,                                                       \
+                               .beta2 = 0.999,                                                     \
+                               .epsilon = 1e-8})
 
 /* A tensor's bytes in a file. */
 struct slide_part {
     const char *name; /* without "model." */
     const char *path;
-    uint64_t offset;  /* of its first byte */
-    uint64_t count;   /* elements */
+    uint64_t offset; /* of its first byte */
+    uint64_t count;  /* elements */
     enum slide_dtype dtype;
 };
 
@@ -100,7 +110,8 @@ int slide_train_load(struct slide_train *train, const struct slide_part *part, i
 /* Writes this rank's slices into existing files of full size. Collective. */
 int slide_train_store(struct slide_train *train, const struct slide_part *part, int parts,
                       slide_progress_fn *progress, void *arg, struct slide_err *err);
-/* Matrices from N(0, std), gains 1, biases 0; a value depends on seed and place only. Collective. */
+/* Matrices from N(0, std), gains 1, biases 0; a value depends on seed and place only. Collective.
+ */
 int slide_train_init(struct slide_train *train, uint64_t seed, double std, struct slide_err *err);
 /* One optimizer step over this rank's micro-batches. Collective. `count` may be 0 on some ranks. */
 int slide_train_step(struct slide_train *train, const struct slide_batch *batch, int count,
