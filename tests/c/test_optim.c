@@ -3,10 +3,7 @@
  * the width of a vector and of a block, and any cut; AdamW also with a double-precision reference.
  * NaN are compared as NaN: their sign and payload are nobody's promise. */
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/dtype.h"
 #include "base/isa.h"
@@ -21,13 +18,11 @@
 static const int lengths[] = {0, 1, 2, 15, 16, 17, 31, 63, 64, 65, 127, 128, 129, 1009};
 static const int offsets[] = {0, 1, 3, 8, 13};
 
-static uint64_t state;
+static uint64_t random_state; /* each case starts it from test_seed: it runs alone as well */
 
 static uint32_t random_bits(void)
 {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    uint32_t x = (uint32_t)(state >> 32);
-    return x ^ x >> 15;
+    return (uint32_t)(test_random(&random_state) >> 32);
 }
 
 static float uniform(void) /* [-1, 1) */
@@ -135,8 +130,9 @@ static const struct slide_adamw_hyper usual = {
     .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1, .step = 3,
 };
 
-static void test_adamw_same_bits(void)
+static void adamw_same_bits(void)
 {
+    random_state = test_seed;
     static const int cuts[] = {ROOM, 1, 16, 37, 64, 100};
     static struct planes start, want, got;
     struct slide_adamw a = slide_adamw_prepare(&usual, 1);
@@ -160,8 +156,9 @@ static void test_adamw_same_bits(void)
 }
 
 /* Many steps: (hi, lo) is the FP32 master all along. */
-static void test_adamw_split_is_f32(void)
+static void adamw_split_is_f32(void)
 {
+    random_state = test_seed;
     static struct planes p, q;
     struct slide_adamw_hyper hyper = usual;
     fill(&p, 1);
@@ -180,8 +177,9 @@ static void test_adamw_split_is_f32(void)
 }
 
 /* One step against the formula in double. The bounds count roundings: u is half a last place. */
-static void test_adamw_reference(void)
+static void adamw_reference(void)
 {
+    random_state = test_seed;
     static const struct slide_adamw_hyper cases[] = {
         {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1, .step = 1},
         {.lr = 2e-5, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.0, .step = 20},
@@ -219,7 +217,7 @@ static void test_adamw_reference(void)
 }
 
 /* Step 1 with nothing remembered moves by lr against the sign of the gradient. */
-static void test_adamw_first_step(void)
+static void adamw_first_step(void)
 {
     struct slide_adamw_hyper h = {.lr = 0.5, .beta1 = 0.9, .beta2 = 0.999, .eps = 0, .step = 1};
     struct slide_adamw a = slide_adamw_prepare(&h, 1);
@@ -229,8 +227,9 @@ static void test_adamw_first_step(void)
 }
 
 /* Padding: zero, with zero gradients, stays zero, with decay or without, to the sign. */
-static void test_adamw_zero(void)
+static void adamw_zero(void)
 {
+    random_state = test_seed;
     static struct planes p;
     for (int decay = 0; decay < 2; decay++) {
         struct slide_adamw a = slide_adamw_prepare(&usual, decay);
@@ -256,8 +255,9 @@ static void test_adamw_zero(void)
     CHECK(memcmp(&p, &before, sizeof p) == 0);
 }
 
-static void test_adamw_counts_nonfinite(void)
+static void adamw_counts_nonfinite(void)
 {
+    random_state = test_seed;
     static const uint32_t bad[] = {0x7f800000, 0xff800000, 0x7fc00000, 0xffc00000, 0x7f800001};
     static const uint32_t good[] = {0, 0x80000000, 0x7f7fffff, 0xff7fffff, 1, 0x807fffff};
     static struct planes p;
@@ -306,8 +306,9 @@ static void check_split(const uint32_t *bits, int n)
     }
 }
 
-static void test_split_join(void)
+static void split_join(void)
 {
+    random_state = test_seed;
     static const uint32_t low[] = {0, 1, 2, 0x7ffe, 0x7fff, 0x8000, 0x8001, 0xfffe, 0xffff};
     static uint32_t bits[65536];
     for (int k = 0; k < COUNT(low); k++) {
@@ -328,8 +329,9 @@ static void test_split_join(void)
 
 /* ---- sums ---- */
 
-static void test_sum(void)
+static void sum(void)
 {
+    random_state = test_seed;
     enum { RANKS = 5 };
     static float in[RANKS][ROOM], out[ROOM];
     static uint16_t half[RANKS][ROOM];
@@ -376,8 +378,9 @@ static void test_sum(void)
     }
 }
 
-static void test_squares(void)
+static void squares(void)
 {
+    random_state = test_seed;
     static float in[ROOM];
     for (int l = 0; l < COUNT(lengths); l++) {
         for (int o = 0; o < COUNT(offsets); o++) {
@@ -430,7 +433,7 @@ static uint16_t one_f16(enum slide_isa isa, float x)
     return out;
 }
 
-static void test_convert_patterns(void)
+static void convert_patterns(void)
 {
     static uint16_t all[65536], back[65536];
     static float wide[65536];
@@ -463,7 +466,7 @@ static void test_convert_patterns(void)
 }
 
 /* Between each FP16 value and the next: just below, at, and just above the middle. */
-static void test_convert_f16_rounding(void)
+static void convert_f16_rounding(void)
 {
     for (uint32_t sign = 0; sign < 2; sign++) {
         for (uint32_t i = 0; i < 0x7c00; i++) {
@@ -488,8 +491,9 @@ static void test_convert_f16_rounding(void)
 }
 
 /* Any length and address; random FP32 patterns, NaN and all, give the same bits from each set. */
-static void test_convert_ranges(void)
+static void convert_ranges(void)
 {
+    random_state = test_seed;
     static const enum slide_dtype types[] = {SLIDE_F32, SLIDE_BF16, SLIDE_F16};
     static unsigned char in[ROOM * 4], out[ROOM * 4], want[ROOM * 4];
     for (int l = 0; l < COUNT(lengths); l++) {
@@ -525,22 +529,15 @@ static void test_convert_ranges(void)
     }
 }
 
-int main(void)
-{
-    const char *text = getenv("TEST_SEED");
-    state = text ? strtoull(text, NULL, 0) : (uint64_t)time(NULL);
-    printf("TEST_SEED=%llu\n", (unsigned long long)state);
-    TEST(test_adamw_same_bits);
-    TEST(test_adamw_split_is_f32);
-    TEST(test_adamw_reference);
-    TEST(test_adamw_first_step);
-    TEST(test_adamw_zero);
-    TEST(test_adamw_counts_nonfinite);
-    TEST(test_split_join);
-    TEST(test_sum);
-    TEST(test_squares);
-    TEST(test_convert_patterns);
-    TEST(test_convert_f16_rounding);
-    TEST(test_convert_ranges);
-    return test_end();
-}
+TEST_MAIN(CASE(adamw_same_bits),
+          CASE(adamw_split_is_f32),
+          CASE(adamw_reference),
+          CASE(adamw_first_step),
+          CASE(adamw_zero),
+          CASE(adamw_counts_nonfinite),
+          CASE(split_join),
+          CASE(sum),
+          CASE(squares),
+          CASE(convert_patterns),
+          CASE(convert_f16_rounding),
+          CASE(convert_ranges))
