@@ -1,6 +1,6 @@
 /* Opening a library by a list of candidates. A library that opens but lacks a symbol is passed
- * over, and no target is touched before a library has them all, so that a table is never half of one
- * library and half of another.
+ * over, and no target is touched before a library has them all, so that a table is never half of
+ * one library and half of another.
  * Called by cuda/ (driver, cuBLASLt, NCCL, cuDNN) and cpu/ (BLAS). */
 #include "dl.h"
 

@@ -12,9 +12,7 @@
 /* Text that does not fit ends in "...", so that nobody takes it for whole. */
 static void fill(char *to, size_t size, size_t used, const char *format, va_list list)
 {
-    if (used + 1 >= size)
-        return;
-    int n = vsnprintf(to + used, size - used, format, list);
+    int n = vsnprintf(to + used, size - used, format, list); /* used < size: to is a string */
     if (n > 0 && (size_t)n >= size - used)
         memcpy(to + size - 4, "...", 4);
 }

@@ -32,11 +32,11 @@ static size_t page_size(void)
     return (size_t)sysconf(_SC_PAGESIZE);
 }
 
-static int refuse_now(uint64_t asked, const char *what, struct slide_err *err)
+static int refuse_now(uint64_t asked, bool mapped, const char *what, struct slide_err *err)
 {
     char source[256];
     uint64_t room;
-    slide_shm_room(&room, source, sizeof source);
+    slide_shm_room_at("", mapped, &room, source, sizeof source);
     return slide_shm_refuse(asked, room, source, what, err);
 }
 
@@ -55,7 +55,7 @@ static int map(struct slide_shm *shm, int fd, size_t bytes, struct slide_err *er
     void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (base == MAP_FAILED) {
         if (errno == ENOMEM)
-            return refuse_now(bytes, "the mapping of the shared segment", err);
+            return refuse_now(bytes, false, "the mapping of the shared segment", err);
         return slide_err_os(err, errno, "cannot map the shared segment of %zu bytes", bytes);
     }
     madvise(base, bytes, MADV_DONTDUMP); /* a core file with all model states helps nobody */
@@ -136,7 +136,7 @@ void slide_shm_close(struct slide_shm *shm)
 static int populate_failed(int os, size_t bytes, struct slide_err *err)
 {
     if (os == ENOMEM || os == ENOSPC || os == EFAULT) {
-        refuse_now(bytes, "a part of the shared segment", err);
+        refuse_now(bytes, true, "a part of the shared segment", err);
         if (err && err->code == SLIDE_EMEM)
             err->os = os;
         return -1;
@@ -170,11 +170,12 @@ int slide_shm_populate_fallocate(struct slide_shm *shm, size_t offset, size_t by
 
 /* Is there room for what of the piece is not there yet? Asked again before each piece: past a
  * cgroup's limit the kernel would kill this process. */
-static int check_piece(struct slide_shm *shm, size_t offset, size_t bytes, struct slide_err *err)
+static int check_piece(const char *root, struct slide_shm *shm, size_t offset, size_t bytes,
+                       struct slide_err *err)
 {
     char source[256];
     uint64_t room;
-    slide_shm_room(&room, source, sizeof source);
+    slide_shm_room_at(root, true, &room, source, sizeof source);
     if (bytes <= room)
         return 0;
 
@@ -190,7 +191,8 @@ static int check_piece(struct slide_shm *shm, size_t offset, size_t bytes, struc
     return slide_shm_refuse(missing, room, source, "a part of the shared segment", err);
 }
 
-int slide_shm_populate(struct slide_shm *shm, size_t offset, size_t bytes, struct slide_err *err)
+int slide_shm_populate_at(const char *root, struct slide_shm *shm, size_t offset, size_t bytes,
+                          struct slide_err *err)
 {
     if (offset > shm->bytes || bytes > shm->bytes - offset)
         return slide_err_set(err, SLIDE_EINVAL, "bytes %zu to %zu of a shared segment of %zu",
@@ -209,7 +211,7 @@ int slide_shm_populate(struct slide_shm *shm, size_t offset, size_t bytes, struc
     for (size_t at = offset / page * page; at < end;) {
         size_t next = (at / PIECE + 1) * PIECE;
         size_t stop = next < end ? next : (end + page - 1) / page * page;
-        if (check_piece(shm, at, stop - at, err))
+        if (check_piece(root, shm, at, stop - at, err))
             return -1;
         if (!lacking) {
             lacking = slide_shm_populate_madvise(shm, at, stop - at, err);
@@ -221,4 +223,9 @@ int slide_shm_populate(struct slide_shm *shm, size_t offset, size_t bytes, struc
         at = stop;
     }
     return 0;
+}
+
+int slide_shm_populate(struct slide_shm *shm, size_t offset, size_t bytes, struct slide_err *err)
+{
+    return slide_shm_populate_at("", shm, offset, bytes, err);
 }

@@ -231,23 +231,24 @@ static int turn(struct server *s, struct slide_err *err)
     return 0;
 }
 
-/* "ranks 1, 3 of 4" into text: those that have not come (or are not ready). */
+/* Who has not come (or is not ready): "ranks 1, 3 of 4". */
 static void missing(const struct server *s, bool ready, char *text, size_t size)
 {
+    char list[160] = "";
     size_t used = 0;
     int count = 0;
     for (int rank = 1; rank < s->world; rank++) {
         bool there = s->pids[rank] != 0;
-        if (there && ready)
-            for (int i = 0; i < s->places; i++)
-                if (s->peers[i].fd >= 0 && s->peers[i].rank == rank)
-                    there = s->peers[i].ready;
-        if (!there && used < size) {
-            used += (size_t)snprintf(text + used, size - used, "%s%d", count++ ? ", " : "", rank);
-        }
+        for (int i = 0; i < s->places && there && ready; i++)
+            if (s->peers[i].fd >= 0 && s->peers[i].rank == rank)
+                there = s->peers[i].ready;
+        if (there)
+            continue;
+        if (used < sizeof list) /* else the list is cut, but the count goes on */
+            used += (size_t)snprintf(list + used, sizeof list - used, "%s%d", count ? ", " : "",
+                                     rank);
+        count++;
     }
-    char list[256];
-    snprintf(list, sizeof list, "%s", text);
     snprintf(text, size, "rank%s %s of %d", count == 1 ? "" : "s", list, s->world);
 }
 
@@ -255,7 +256,7 @@ static void missing(const struct server *s, bool ready, char *text, size_t size)
 static int meet(struct server *s, bool ready, const struct patience *patience,
                 struct slide_err *err)
 {
-    char who[280] = "";
+    char who[200];
     for (;;) {
         bool all = (ready ? s->ready : s->come) == s->world - 1;
         bool told = ready || s->heard >= s->world - 1 || slide_time() - s->bad_time > GRACE;

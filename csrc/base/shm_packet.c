@@ -88,7 +88,8 @@ enum slide_packet_got slide_packet_get(int socket, struct slide_packet *p, int *
     if (bytes == 0)
         return SLIDE_PACKET_GONE;
     if ((size_t)bytes < HEAD || p->magic != SLIDE_PACKET_MAGIC ||
-        p->text_bytes > SLIDE_PACKET_TEXT || (size_t)bytes != HEAD + p->text_bytes || (message.msg_flags & MSG_TRUNC))
+        p->text_bytes > SLIDE_PACKET_TEXT || (size_t)bytes != HEAD + p->text_bytes ||
+        (message.msg_flags & MSG_TRUNC))
         return SLIDE_PACKET_BAD;
     p->text[p->text_bytes] = '\0';
     return SLIDE_PACKET_GOT;

@@ -183,7 +183,8 @@ static void cgroups(struct room *room, int version)
     }
 }
 
-void slide_shm_room_at(const char *root, uint64_t *free_bytes, char *source, size_t source_size)
+void slide_shm_room_at(const char *root, bool mapped, uint64_t *free_bytes, char *source,
+                       size_t source_size)
 {
     struct room room = {root, UINT64_MAX, source, source_size};
     uint64_t value;
@@ -195,7 +196,7 @@ void slide_shm_room_at(const char *root, uint64_t *free_bytes, char *source, siz
     cgroups(&room, 1);
 
     struct rlimit space;
-    if (!getrlimit(RLIMIT_AS, &space) && space.rlim_cur != RLIM_INFINITY &&
+    if (!mapped && !getrlimit(RLIMIT_AS, &space) && space.rlim_cur != RLIM_INFINITY &&
         !read_number(root, "/proc/self/statm", "", &value)) {
         value *= (uint64_t)sysconf(_SC_PAGESIZE);
         limit(&room, space.rlim_cur > value ? space.rlim_cur - value : 0, "RLIMIT_AS");
@@ -205,7 +206,7 @@ void slide_shm_room_at(const char *root, uint64_t *free_bytes, char *source, siz
 
 void slide_shm_room(uint64_t *free_bytes, char *source, size_t source_size)
 {
-    slide_shm_room_at("", free_bytes, source, source_size);
+    slide_shm_room_at("", false, free_bytes, source, source_size);
 }
 
 int slide_shm_refuse(uint64_t asked, uint64_t free_bytes, const char *source, const char *what,
