@@ -18,7 +18,7 @@ struct slide_adamw_hyper {
     uint64_t step; /* 1 for the first update */
 };
 
-struct slide_adamw {           /* FP32, what the loop uses */
+struct slide_adamw { /* FP32, what the loop uses */
     float beta2, one_minus_beta1, one_minus_beta2, eps, keep, step_size, inv_sqrt_bias2;
 };
 

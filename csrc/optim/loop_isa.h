@@ -27,7 +27,7 @@
 #define SLIDE_ISA_PASTE(name, suffix) SLIDE_ISA_PASTE2(name, suffix)
 #define SLIDE_ISA_NAME(name) SLIDE_ISA_PASTE(name, SLIDE_ISA_SUFFIX)
 
-#define BLOCK 64  /* elements: 4 cache lines of FP32 */
+#define BLOCK 64   /* elements: 4 cache lines of FP32 */
 #define AHEAD 1024 /* bytes, of each stream */
 
 #define INLINE static inline __attribute__((always_inline))

@@ -66,28 +66,28 @@ INLINE uint16_t to_f16(float x)
 /* ---- conversions ---- */
 
 /* A loop over blocks, and the rest through padded ones. `out` and `in` don't overlap. */
-#define CONVERT(name, to_type, to, from_type, from)                                            \
-    INLINE void name##_block(to_type *restrict out, const from_type *restrict in)              \
-    {                                                                                          \
-        for (int i = 0; i < BLOCK; i++)                                                        \
-            out[i] = to(from(in[i]));                                                          \
-    }                                                                                          \
-    static void name(void *out, const void *in, uint64_t n)                                    \
-    {                                                                                          \
-        to_type *target = out;                                                                 \
-        const from_type *source = in;                                                          \
-        uint64_t i = 0;                                                                        \
-        for (; n - i >= BLOCK; i += BLOCK) {                                                   \
-            prefetch(source + i, BLOCK * sizeof *source);                                      \
-            name##_block(target + i, source + i);                                              \
-        }                                                                                      \
-        if (i < n) {                                                                           \
-            to_type out_pad[BLOCK];                                                            \
-            from_type in_pad[BLOCK] = {0};                                                     \
-            memcpy(in_pad, source + i, (n - i) * sizeof *source);                              \
-            name##_block(out_pad, in_pad);                                                     \
-            memcpy(target + i, out_pad, (n - i) * sizeof *target);                             \
-        }                                                                                      \
+#define CONVERT(name, to_type, to, from_type, from)                                                \
+    INLINE void name##_block(to_type *restrict out, const from_type *restrict in)                  \
+    {                                                                                              \
+        for (int i = 0; i < BLOCK; i++)                                                            \
+            out[i] = to(from(in[i]));                                                              \
+    }                                                                                              \
+    static void name(void *out, const void *in, uint64_t n)                                        \
+    {                                                                                              \
+        to_type *target = out;                                                                     \
+        const from_type *source = in;                                                              \
+        uint64_t i = 0;                                                                            \
+        for (; n - i >= BLOCK; i += BLOCK) {                                                       \
+            prefetch(source + i, BLOCK * sizeof *source);                                          \
+            name##_block(target + i, source + i);                                                  \
+        }                                                                                          \
+        if (i < n) {                                                                               \
+            to_type out_pad[BLOCK];                                                                \
+            from_type in_pad[BLOCK] = {0};                                                         \
+            memcpy(in_pad, source + i, (n - i) * sizeof *source);                                  \
+            name##_block(out_pad, in_pad);                                                         \
+            memcpy(target + i, out_pad, (n - i) * sizeof *target);                                 \
+        }                                                                                          \
     }
 
 CONVERT(f32_from_bf16, float, to_f32, uint16_t, from_bf16)
@@ -99,44 +99,44 @@ CONVERT(f16_from_bf16, uint16_t, to_f16, uint16_t, from_bf16)
 
 /* ---- sums ---- */
 
-#define SUM(name, type, from)                                                                  \
-    INLINE void name##_first(float *restrict acc, const type *restrict in)                     \
-    {                                                                                          \
-        for (int i = 0; i < BLOCK; i++)                                                        \
-            acc[i] = from(in[i]);                                                              \
-    }                                                                                          \
-    INLINE void name##_next(float *restrict acc, const type *restrict in)                      \
-    {                                                                                          \
-        for (int i = 0; i < BLOCK; i++)                                                        \
-            acc[i] += from(in[i]);                                                             \
-    }                                                                                          \
-    /* A block is read from every array before it is written: `out` may be one of them. */     \
-    static void name(float *out, const void *const *in, int count, uint64_t n)                 \
-    {                                                                                          \
-        float acc[BLOCK];                                                                      \
-        type pad[BLOCK] = {0};                                                                 \
-        uint64_t i = 0;                                                                        \
-        for (; n - i >= BLOCK; i += BLOCK) {                                                   \
-            for (int k = 0; k < count; k++) {                                                  \
-                const type *from_k = (const type *)in[k] + i;                                  \
-                prefetch(from_k, BLOCK * sizeof *from_k);                                      \
-                if (k == 0)                                                                    \
-                    name##_first(acc, from_k);                                                 \
-                else                                                                           \
-                    name##_next(acc, from_k);                                                  \
-            }                                                                                  \
-            memcpy(out + i, acc, sizeof acc);                                                  \
-        }                                                                                      \
-        if (i == n)                                                                            \
-            return;                                                                            \
-        for (int k = 0; k < count; k++) {                                                      \
-            memcpy(pad, (const type *)in[k] + i, (n - i) * sizeof *pad);                       \
-            if (k == 0)                                                                        \
-                name##_first(acc, pad);                                                        \
-            else                                                                               \
-                name##_next(acc, pad);                                                         \
-        }                                                                                      \
-        memcpy(out + i, acc, (n - i) * sizeof *out);                                           \
+#define SUM(name, type, from)                                                                      \
+    INLINE void name##_first(float *restrict acc, const type *restrict in)                         \
+    {                                                                                              \
+        for (int i = 0; i < BLOCK; i++)                                                            \
+            acc[i] = from(in[i]);                                                                  \
+    }                                                                                              \
+    INLINE void name##_next(float *restrict acc, const type *restrict in)                          \
+    {                                                                                              \
+        for (int i = 0; i < BLOCK; i++)                                                            \
+            acc[i] += from(in[i]);                                                                 \
+    }                                                                                              \
+    /* A block is read from every array before it is written: `out` may be one of them. */         \
+    static void name(float *out, const void *const *in, int count, uint64_t n)                     \
+    {                                                                                              \
+        float acc[BLOCK];                                                                          \
+        type pad[BLOCK] = {0};                                                                     \
+        uint64_t i = 0;                                                                            \
+        for (; n - i >= BLOCK; i += BLOCK) {                                                       \
+            for (int k = 0; k < count; k++) {                                                      \
+                const type *from_k = (const type *)in[k] + i;                                      \
+                prefetch(from_k, BLOCK * sizeof *from_k);                                          \
+                if (k == 0)                                                                        \
+                    name##_first(acc, from_k);                                                     \
+                else                                                                               \
+                    name##_next(acc, from_k);                                                      \
+            }                                                                                      \
+            memcpy(out + i, acc, sizeof acc);                                                      \
+        }                                                                                          \
+        if (i == n)                                                                                \
+            return;                                                                                \
+        for (int k = 0; k < count; k++) {                                                          \
+            memcpy(pad, (const type *)in[k] + i, (n - i) * sizeof *pad);                           \
+            if (k == 0)                                                                            \
+                name##_first(acc, pad);                                                            \
+            else                                                                                   \
+                name##_next(acc, pad);                                                             \
+        }                                                                                          \
+        memcpy(out + i, acc, (n - i) * sizeof *out);                                               \
     }
 
 SUM(sum_f32, float, from_f32)
@@ -201,8 +201,7 @@ static void split(uint16_t *hi, int16_t *lo, const float *in, uint64_t n)
     }
 }
 
-INLINE void join_block(float *restrict out, const uint16_t *restrict hi,
-                       const int16_t *restrict lo)
+INLINE void join_block(float *restrict out, const uint16_t *restrict hi, const int16_t *restrict lo)
 {
     for (int i = 0; i < BLOCK; i++)
         out[i] = float_of(slide_master_bits(hi[i], lo[i]));

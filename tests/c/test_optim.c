@@ -120,14 +120,19 @@ static uint64_t update(enum slide_isa isa, const struct slide_adamw *a, struct p
         uint64_t count = (uint64_t)(end - at);
         bad += split ? slide_adamw_split(isa, a, p->hi + at, p->lo + at, p->m + at, p->v + at,
                                          p->grad + at, count)
-                     : slide_adamw_f32(isa, a, p->master + at, p->m + at, p->v + at,
-                                       p->grad + at, count);
+                     : slide_adamw_f32(isa, a, p->master + at, p->m + at, p->v + at, p->grad + at,
+                                       count);
     }
     return bad;
 }
 
 static const struct slide_adamw_hyper usual = {
-    .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1, .step = 3,
+    .lr = 1e-3,
+    .beta1 = 0.9,
+    .beta2 = 0.999,
+    .eps = 1e-8,
+    .weight_decay = 0.1,
+    .step = 3,
 };
 
 static void adamw_same_bits(void)
@@ -184,7 +189,11 @@ static void adamw_reference(void)
         {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1, .step = 1},
         {.lr = 2e-5, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.0, .step = 20},
         {.lr = 1e-1, .beta1 = 0.0, .beta2 = 0.5, .eps = 1e-3, .weight_decay = 1.0, .step = 7},
-        {.lr = 1e-4, .beta1 = 0.95, .beta2 = 0.9999, .eps = 1e-6, .weight_decay = 0.01,
+        {.lr = 1e-4,
+         .beta1 = 0.95,
+         .beta2 = 0.9999,
+         .eps = 1e-6,
+         .weight_decay = 0.01,
          .step = 1000003},
     };
     static struct planes p, before;
@@ -529,15 +538,7 @@ static void convert_ranges(void)
     }
 }
 
-TEST_MAIN(CASE(adamw_same_bits),
-          CASE(adamw_split_is_f32),
-          CASE(adamw_reference),
-          CASE(adamw_first_step),
-          CASE(adamw_zero),
-          CASE(adamw_counts_nonfinite),
-          CASE(split_join),
-          CASE(sum),
-          CASE(squares),
-          CASE(convert_patterns),
-          CASE(convert_f16_rounding),
+TEST_MAIN(CASE(adamw_same_bits), CASE(adamw_split_is_f32), CASE(adamw_reference),
+          CASE(adamw_first_step), CASE(adamw_zero), CASE(adamw_counts_nonfinite), CASE(split_join),
+          CASE(sum), CASE(squares), CASE(convert_patterns), CASE(convert_f16_rounding),
           CASE(convert_ranges))
