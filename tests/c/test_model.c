@@ -38,7 +38,7 @@ static int backward_reads(const struct slide_op *op, int value)
 
 static void check_flow(const struct slide_unit_table *table)
 {
-    int written[SLIDE_VALUES_MAX] = {1}, read[SLIDE_VALUES_MAX] = {0};
+    int written[SLIDE_VALUES_MAX] = {1}, read[SLIDE_VALUES_MAX] = {0}, stream = 0;
     CHECK(table->values >= 2 && table->values <= SLIDE_VALUES_MAX && table->ops <= 16);
     for (int i = 0; i < table->ops; i++) {
         const struct slide_op *op = &table->op[i];
@@ -46,8 +46,11 @@ static void check_flow(const struct slide_unit_table *table)
         CHECK(op->out >= 1 && op->out < table->values);
         CHECK(op->res == SLIDE_NO_VALUE || (op->kind == SLIDE_OP_LINEAR && written[op->res]));
         read[op->in]++;
-        if (op->res != SLIDE_NO_VALUE)
+        if (op->res != SLIDE_NO_VALUE) {
+            CHECK(op->res == stream); /* each sum goes on from the one before */
+            stream = op->out;
             read[op->res]++;
+        }
         if (op->kind == SLIDE_OP_ROPE) {
             CHECK(op->in == op->out);
             for (int j = 0; j < i; j++) /* nobody misses the value as it was */
