@@ -39,9 +39,10 @@ $(CBUILD)/$(1)/tests/%.o: tests/c/%.c csrc/isa.flags
 $(foreach i,$(C_ISAS),$(call c_isa,$(1),$(i)))
 C_OBJECTS_$(1) := $(C_COLD_FILES:csrc/%.c=$(CBUILD)/$(1)/%.o) \
     $(foreach i,$(C_ISAS),$(C_HOT_FILES:csrc/%.c=$(CBUILD)/$(1)/%.$(i).o))
+# q and not r: files of the same name in two folders must both be in.
 $(CBUILD)/$(1)/libslide.a: $$(C_OBJECTS_$(1))
 	@rm -f $$@
-	@$$(AR) rcs $$@ $$^
+	@$$(AR) qcs $$@ $$^
 $(CBUILD)/$(1)/test_%: $(CBUILD)/$(1)/tests/test_%.o $(CBUILD)/$(1)/libslide.a
 	$$(CC) $$(C_FLAVOUR_$(1)) $$^ -o $$@ -lm -lpthread -ldl
 -include $(C_FILES:csrc/%.c=$(CBUILD)/$(1)/%.d) $(C_TESTS:%=$(CBUILD)/$(1)/tests/%.d) \
