@@ -59,15 +59,14 @@ static int check_shapes(const struct slide_config *c, struct slide_err *err)
 {
     const int64_t most = INT32_MAX;
     if (positive("hidden", c->hidden, most, err) ||
-        positive("layers", c->layers, LAYERS_MAX, err) ||
-        positive("heads", c->heads, most, err) || positive("kv_heads", c->kv_heads, most, err) ||
+        positive("layers", c->layers, LAYERS_MAX, err) || positive("heads", c->heads, most, err) ||
+        positive("kv_heads", c->kv_heads, most, err) ||
         positive("head_dim", c->head_dim, most, err) || positive("vocab", c->vocab, most, err) ||
         positive("inter", c->inter, most / 2, err))
         return -1;
     if (c->heads % c->kv_heads)
-        return slide_err_set(err, SLIDE_EINVAL,
-                             "model: %d heads are not a multiple of %d kv_heads", c->heads,
-                             c->kv_heads);
+        return slide_err_set(err, SLIDE_EINVAL, "model: %d heads are not a multiple of %d kv_heads",
+                             c->heads, c->kv_heads);
     if (c->head_dim % 2)
         return slide_err_set(err, SLIDE_EINVAL,
                              "model: head_dim is %d; rotary embeddings need an even one",
@@ -119,7 +118,8 @@ static int check_biases(const struct slide_model *model, struct slide_err *err)
     static const struct {
         enum slide_cond cond;
         const char *name;
-    } bias[] = {{SLIDE_IF_QKV_BIAS, "qkv_bias"}, {SLIDE_IF_O_BIAS, "o_bias"},
+    } bias[] = {{SLIDE_IF_QKV_BIAS, "qkv_bias"},
+                {SLIDE_IF_O_BIAS, "o_bias"},
                 {SLIDE_IF_MLP_BIAS, "mlp_bias"}};
     const struct slide_unit_table *table = &model->family->unit[SLIDE_UNIT_BLOCK];
     for (int i = 0; i < 3; i++) {
@@ -149,8 +149,8 @@ static int check_size(const struct slide_model *model, struct slide_err *err)
     }
     if (total <= PARAMS_MAX)
         return 0;
-    return slide_err_set(err, SLIDE_EINVAL,
-                         "model: %.3g parameters are more than can be addressed", total);
+    return slide_err_set(err, SLIDE_EINVAL, "model: %.3g parameters are more than can be addressed",
+                         total);
 }
 
 int slide_model_init(struct slide_model *model, const struct slide_config *config,
@@ -160,9 +160,8 @@ int slide_model_init(struct slide_model *model, const struct slide_config *confi
     if (!memchr(config->model_type, 0, sizeof config->model_type))
         return slide_err_set(err, SLIDE_EINVAL, "model: model_type has no end");
     const struct slide_family *family = slide_family_find(config->model_type, err);
-    if (!family || check_shapes(config, err) ||
-        positive_float("rms_eps", config->rms_eps, err) || check_window(config, err) ||
-        check_rope(config, err))
+    if (!family || check_shapes(config, err) || positive_float("rms_eps", config->rms_eps, err) ||
+        check_window(config, err) || check_rope(config, err))
         return -1;
     struct slide_model m = {.family = family, .config = *config, .units = config->layers + 2};
     m.config.layer_slides = NULL;

@@ -11,7 +11,10 @@ enum { IN, OUT }; /* of every unit */
 /* ---- embedding ---- */
 
 const struct slide_weight slide_llama_embed_weight[] = {
-    {.name = "embed", .cols = SLIDE_DIM_HIDDEN, .decay = true, .parts = 1,
+    {.name = "embed",
+     .cols = SLIDE_DIM_HIDDEN,
+     .decay = true,
+     .parts = 1,
      .part = {{"embed_tokens.weight", SLIDE_DIM_VOCAB}}},
 };
 
@@ -74,8 +77,12 @@ enum { W_HEAD, G_FINAL };
 
 const struct slide_weight slide_llama_head_weight[] = {
     /* Tied: absent here, the loss reads the embedding's table (unit 0) instead. */
-    [W_HEAD] = {.name = "lm_head", .cols = SLIDE_DIM_HIDDEN, .decay = true, .parts = 1,
-                .part = {{"lm_head.weight", SLIDE_DIM_VOCAB}}, .cond = SLIDE_IF_UNTIED},
+    [W_HEAD] = {.name = "lm_head",
+                .cols = SLIDE_DIM_HIDDEN,
+                .decay = true,
+                .parts = 1,
+                .part = {{"lm_head.weight", SLIDE_DIM_VOCAB}},
+                .cond = SLIDE_IF_UNTIED},
     [G_FINAL] = SLIDE_WEIGHT_NORM("final_norm", "norm.weight", SLIDE_DIM_HIDDEN),
 };
 

@@ -51,6 +51,5 @@ static const struct slide_op block_op[] = {
 
 const struct slide_family slide_family_qwen3 = {
     .model_type = "qwen3",
-    .unit = {SLIDE_LLAMA_EMBED, SLIDE_TABLE(block_weight, block_value, block_op),
-             SLIDE_LLAMA_HEAD},
+    .unit = {SLIDE_LLAMA_EMBED, SLIDE_TABLE(block_weight, block_value, block_op), SLIDE_LLAMA_HEAD},
 };

@@ -29,16 +29,24 @@ struct slide_config {
 
 /* Dimensions that tables use instead of numbers. */
 enum slide_dim {
-    SLIDE_DIM_ONE, SLIDE_DIM_HIDDEN, SLIDE_DIM_VOCAB, SLIDE_DIM_HEAD, /* head_dim */
-    SLIDE_DIM_Q,  /* heads * head_dim */
-    SLIDE_DIM_KV, /* kv_heads * head_dim */
-    SLIDE_DIM_QKV, /* Q + 2 KV */
-    SLIDE_DIM_INTER, SLIDE_DIM_INTER2, /* 2 * inter */
+    SLIDE_DIM_ONE,
+    SLIDE_DIM_HIDDEN,
+    SLIDE_DIM_VOCAB,
+    SLIDE_DIM_HEAD, /* head_dim */
+    SLIDE_DIM_Q,    /* heads * head_dim */
+    SLIDE_DIM_KV,   /* kv_heads * head_dim */
+    SLIDE_DIM_QKV,  /* Q + 2 KV */
+    SLIDE_DIM_INTER,
+    SLIDE_DIM_INTER2, /* 2 * inter */
     SLIDE_DIM_COUNT
 };
 
 enum slide_cond { /* when a weight or an op exists */
-    SLIDE_ALWAYS, SLIDE_IF_QKV_BIAS, SLIDE_IF_O_BIAS, SLIDE_IF_MLP_BIAS, SLIDE_IF_UNTIED
+                  SLIDE_ALWAYS,
+                  SLIDE_IF_QKV_BIAS,
+                  SLIDE_IF_O_BIAS,
+                  SLIDE_IF_MLP_BIAS,
+                  SLIDE_IF_UNTIED
 };
 
 enum slide_unit_kind { SLIDE_UNIT_EMBED, SLIDE_UNIT_BLOCK, SLIDE_UNIT_HEAD, SLIDE_UNIT_KINDS };
@@ -59,14 +67,14 @@ struct slide_weight {
 };
 
 enum slide_op_kind {
-    SLIDE_OP_EMBED,   /* out = table[ids]                       w: table */
-    SLIDE_OP_NORM,    /* out = rmsnorm(in), aux = rstd           w: gain */
-    SLIDE_OP_LINEAR,  /* out = in W^T (+ b) (+ res)              w: W, b */
-    SLIDE_OP_QKNORM,  /* out = in with q and k heads normed      w: q gain, w2: k gain; aux rstd */
-    SLIDE_OP_ROPE,    /* in place on the q and k parts of in (out == in) */
-    SLIDE_OP_ATTN,    /* out = attention(in = qkv), aux = lse */
-    SLIDE_OP_SWIGLU,  /* out = silu(gate) * up */
-    SLIDE_OP_LOSS,    /* logits = in W^T in row chunks, loss, gradient   w: W */
+    SLIDE_OP_EMBED,  /* out = table[ids]                       w: table */
+    SLIDE_OP_NORM,   /* out = rmsnorm(in), aux = rstd           w: gain */
+    SLIDE_OP_LINEAR, /* out = in W^T (+ b) (+ res)              w: W, b */
+    SLIDE_OP_QKNORM, /* out = in with q and k heads normed      w: q gain, w2: k gain; aux rstd */
+    SLIDE_OP_ROPE,   /* in place on the q and k parts of in (out == in) */
+    SLIDE_OP_ATTN,   /* out = attention(in = qkv), aux = lse */
+    SLIDE_OP_SWIGLU, /* out = silu(gate) * up */
+    SLIDE_OP_LOSS,   /* logits = in W^T in row chunks, loss, gradient   w: W */
     SLIDE_OP_KINDS
 };
 

@@ -15,8 +15,15 @@
 
 static struct slide_config small(const char *model_type)
 {
-    struct slide_config c = {.hidden = 48, .layers = 3, .heads = 6, .kv_heads = 2, .head_dim = 10,
-                             .inter = 70, .vocab = 101, .rms_eps = 1e-5, .rope_theta = 10000};
+    struct slide_config c = {.hidden = 48,
+                             .layers = 3,
+                             .heads = 6,
+                             .kv_heads = 2,
+                             .head_dim = 10,
+                             .inter = 70,
+                             .vocab = 101,
+                             .rms_eps = 1e-5,
+                             .rope_theta = 10000};
     snprintf(c.model_type, sizeof c.model_type, "%s", model_type);
     return c;
 }
@@ -143,8 +150,8 @@ static void check_weights(const struct slide_unit_table *table, int block)
             const char *name = weight->part[p].name, *mark = strchr(name, '%');
             CHECK(weight->decay == !spared(name));
             CHECK(block ? !strncmp(name, "layers.%d.", 10) && !strchr(mark + 1, '%') : !mark);
-            CHECK(!strstr(name, ".bias") == (weight->cond == SLIDE_ALWAYS ||
-                                             weight->cond == SLIDE_IF_UNTIED));
+            CHECK(!strstr(name, ".bias") ==
+                  (weight->cond == SLIDE_ALWAYS || weight->cond == SLIDE_IF_UNTIED));
             for (int v = 0; v < w; v++)
                 for (int q = 0; q < table->weight[v].parts; q++)
                     CHECK(strcmp(name, table->weight[v].part[q].name));
@@ -188,8 +195,8 @@ static uint64_t unit_params(const struct slide_model *m, int unit, int matrices)
     for (int w = 0; w < table->weights; w++) {
         const struct slide_weight *weight = &table->weight[w];
         if (slide_model_has(m, weight->cond) && (!matrices || weight->cols != SLIDE_DIM_ONE))
-            total += (uint64_t)slide_model_rows(m, weight) *
-                     (uint64_t)slide_model_dim(m, weight->cols);
+            total +=
+                (uint64_t)slide_model_rows(m, weight) * (uint64_t)slide_model_dim(m, weight->cols);
     }
     return total;
 }
