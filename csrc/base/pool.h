@@ -12,8 +12,8 @@
 
 struct slide_pool;
 
-/* `threads` >= 1 counts the caller. `cpus`: CPUs to bind to, one thread round robin each, or NULL
- * with 0 for no binding. */
+/* `threads` >= 1 counts the caller. `cpus`: CPUs to bind to, one thread round robin each (but for
+ * the caller, which stays as it is), or NULL with 0 for no binding. */
 struct slide_pool *slide_pool_new(int threads, const int *cpus, int cpu_count,
                                   struct slide_err *err);
 void slide_pool_free(struct slide_pool *pool);

@@ -759,7 +759,7 @@ static void allocations(void)
         struct rank ranks[RANKS];
         ranks_init(ranks, 3, "a=1\n");
         for (int i = 0; i < 3; i++)
-            ranks[i].waiter.deadline = 0.3;
+            ranks[i].waiter.deadline = 0.6;
         slide_mem_fail_at(n);
         ranks_run(ranks, 3);
         slide_mem_fail_at(0);
