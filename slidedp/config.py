@@ -80,6 +80,7 @@ class ModelConfig:
             "vocab": self.vocab_size,
             "rms_eps": self.rms_norm_eps,
             "tied": self.tie_word_embeddings,
+            "padding_idx": -1 if self.pad_token_id is None else self.pad_token_id,
             "qkv_bias": self.qkv_bias,
             "o_bias": self.o_bias,
             "mlp_bias": self.mlp_bias,

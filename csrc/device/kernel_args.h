@@ -28,13 +28,14 @@ struct slide_embed_fwd_args {
     int32_t cols;
 };
 
-/* dtable[ids[t]] += dout[t], in token order. dtable is zeroed by the caller. */
+/* dtable[ids[t]] += dout[t], in token order; token `skip` (-1: none) is left out. dtable is zeroed
+ * by the caller. */
 struct slide_embed_bwd_args {
     const int32_t *ids; /* [n] */
     const void *dout;   /* act [n, cols] */
     float *dtable;      /* [vocab, cols] */
     int64_t n;
-    int32_t cols, vocab;
+    int32_t cols, vocab, skip;
 };
 
 /* y = w * act(x * r), r = 1 / sqrt(mean(x^2) + eps), over `groups` vectors of `cols` a token; the

@@ -67,6 +67,9 @@ static int check_shapes(const struct slide_config *c, struct slide_err *err)
     if (c->heads % c->kv_heads)
         return slide_err_set(err, SLIDE_EINVAL, "model: %d heads are not a multiple of %d kv_heads",
                              c->heads, c->kv_heads);
+    if (c->padding_idx < -1 || c->padding_idx >= c->vocab)
+        return slide_err_set(err, SLIDE_EINVAL, "model: padding_idx is %d, the vocabulary has %d",
+                             c->padding_idx, c->vocab);
     if (c->head_dim % 2)
         return slide_err_set(err, SLIDE_EINVAL,
                              "model: head_dim is %d; rotary embeddings need an even one",

@@ -19,6 +19,7 @@ struct slide_config {
     int32_t hidden, layers, heads, kv_heads, head_dim, inter, vocab;
     double rms_eps;
     int32_t tied;
+    int32_t padding_idx; /* token whose embedding row gets no gradient from lookups; -1: none */
     int32_t qkv_bias, o_bias, mlp_bias;
     int32_t sliding_window; /* W keys including self, for the layers that slide; 0: none */
     uint8_t *layer_slides;  /* [layers]; NULL: all layers slide iff sliding_window > 0 */

@@ -6,6 +6,7 @@
 #include <math.h>
 
 #include "optim/adamw_isa.h"
+#include "optim/ftz.h"
 
 static const struct slide_adamw_loops *loops(enum slide_isa isa)
 {
@@ -41,11 +42,17 @@ struct slide_adamw slide_adamw_prepare(const struct slide_adamw_hyper *hyper, in
 uint64_t slide_adamw_split(enum slide_isa isa, const struct slide_adamw *a, uint16_t *hi,
                            int16_t *lo, float *m, float *v, const float *grad, uint64_t n)
 {
-    return loops(isa)->split(a, hi, lo, m, v, grad, n);
+    uint64_t before = slide_ftz_enter();
+    uint64_t bad = loops(isa)->split(a, hi, lo, m, v, grad, n);
+    slide_ftz_leave(before);
+    return bad;
 }
 
 uint64_t slide_adamw_f32(enum slide_isa isa, const struct slide_adamw *a, float *master, float *m,
                          float *v, const float *grad, uint64_t n)
 {
-    return loops(isa)->f32(a, master, m, v, grad, n);
+    uint64_t before = slide_ftz_enter();
+    uint64_t bad = loops(isa)->f32(a, master, m, v, grad, n);
+    slide_ftz_leave(before);
+    return bad;
 }

@@ -4,7 +4,7 @@
  *     p = p (1 - lr wd);  p = p - (lr / bias1) m / (sqrt(v) / sqrt(bias2) + eps)
  * where bias_i = 1 - beta_i^step. Scalars are formed in double by slide_adamw_prepare and rounded
  * once to FP32. One body for every instruction set, without contraction: the same bits from each,
- * for any cut of the range.
+ * for any cut of the range. Subnormal numbers count as zero (ftz.h says why).
  * Threads: any, on disjoint ranges. Blocks: never. */
 #ifndef SLIDE_OPTIM_ADAMW_H
 #define SLIDE_OPTIM_ADAMW_H

@@ -351,7 +351,8 @@ static int op_backward(struct frame *f, int i, struct slide_err *err)
                                          .dtable = weight_grad(f, op->w),
                                          .n = f->micro->n,
                                          .cols = f->config->hidden,
-                                         .vocab = f->config->vocab};
+                                         .vocab = f->config->vocab,
+                                         .skip = f->config->padding_idx};
         return slide_launch_embed_bwd(f->p->lane, f->act, &a, err);
     }
     case SLIDE_OP_NORM:

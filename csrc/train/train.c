@@ -73,9 +73,10 @@ static int check_spec(const struct slide_train_spec *s, struct slide_err *err)
     if (s->gradient_dtype != SLIDE_F32 && (s->gradient_dtype != SLIDE_BF16 || !s->bf16))
         return slide_err_set(err, SLIDE_EINVAL,
                              "gradients travel as FP32, or as BF16 where bf16 is on");
-    if (!(s->beta1 >= 0 && s->beta1 < 1) || !(s->beta2 >= 0 && s->beta2 < 1) ||
-        !(s->epsilon >= 0) || !(s->weight_decay >= 0))
-        return slide_err_set(err, SLIDE_EINVAL, "AdamW: beta1 %g, beta2 %g, epsilon %g, decay %g",
+    if (!(s->beta1 >= 0 && s->beta1 < 1) || !(s->beta2 >= 0 && s->beta2 < 1) || !(s->epsilon > 0) ||
+        !(s->weight_decay >= 0))
+        return slide_err_set(err, SLIDE_EINVAL,
+                             "AdamW: beta1 %g and beta2 %g (0 to 1), epsilon %g (> 0), decay %g",
                              s->beta1, s->beta2, s->epsilon, s->weight_decay);
     return 0;
 }

@@ -8,6 +8,7 @@
 #include "base/dtype.h"
 #include "base/isa.h"
 #include "optim/adamw.h"
+#include "optim/ftz.h"
 #include "optim/vec.h"
 #include "test.h"
 
@@ -66,7 +67,7 @@ static void fill(struct planes *p, int finite)
 /* The statement of adamw.h, one operation at a time; volatile keeps a compiler from contracting. */
 static uint64_t scalar_adamw(const struct slide_adamw *a, struct planes *p, int first, int n)
 {
-    uint64_t bad = 0;
+    uint64_t bad = 0, before = slide_ftz_enter();
     for (int i = first; i < first + n; i++) {
         volatile float g = p->grad[i], m = p->m[i], v = p->v[i], w = p->master[i], t, u;
         t = g - m;
@@ -90,6 +91,7 @@ static uint64_t scalar_adamw(const struct slide_adamw *a, struct planes *p, int 
         p->hi[i] = slide_master_hi(slide_f32_bits(w));
         p->lo[i] = slide_master_lo(slide_f32_bits(w));
     }
+    slide_ftz_leave(before);
     return bad;
 }
 
@@ -262,6 +264,22 @@ static void adamw_zero(void)
     before = p;
     update(slide_isa_best(), &a, &p, 0, 1009, ROOM, 1);
     CHECK(memcmp(&p, &before, sizeof p) == 0);
+}
+
+/* A moment that has become subnormal counts as zero, and stays it. */
+static void adamw_flushes_subnormals(void)
+{
+    const struct slide_adamw a = slide_adamw_prepare(&usual, 0);
+    for (int isa = 0; isa <= (int)slide_isa_best(); isa++) {
+        float w[3] = {1, 1e-40f, -1}, m[3] = {1e-40f, -1e-40f, 1e-30f}, v[3] = {1e-41f, 0, 0};
+        float g[3] = {0, 0, 0};
+        CHECK(slide_adamw_f32(isa, &a, w, m, v, g, 3) == 0);
+        CHECK(w[0] == 1 && m[0] == 0 && v[0] == 0);
+        CHECK(w[1] == 0 && m[1] == 0);
+        CHECK(m[2] > 0 && m[2] < 1e-30f); /* normal: as ever */
+    }
+    volatile float small = 1e-30f; /* the caller's own arithmetic is as before */
+    CHECK(small * 1e-10f > 0);
 }
 
 static void adamw_counts_nonfinite(void)
@@ -539,6 +557,6 @@ static void convert_ranges(void)
 }
 
 TEST_MAIN(CASE(adamw_same_bits), CASE(adamw_split_is_f32), CASE(adamw_reference),
-          CASE(adamw_first_step), CASE(adamw_zero), CASE(adamw_counts_nonfinite), CASE(split_join),
-          CASE(sum), CASE(squares), CASE(convert_patterns), CASE(convert_f16_rounding),
-          CASE(convert_ranges))
+          CASE(adamw_first_step), CASE(adamw_zero), CASE(adamw_flushes_subnormals),
+          CASE(adamw_counts_nonfinite), CASE(split_join), CASE(sum), CASE(squares),
+          CASE(convert_patterns), CASE(convert_f16_rounding), CASE(convert_ranges))

@@ -53,7 +53,7 @@ static int walk(const struct slide_schedule *s)
     return fetches;
 }
 
-static void test_lists(void)
+static void lists(void)
 {
     for (int layers = 1; layers <= 9; layers++) {
         for (int slots = 2; slots <= 5; slots++) {
@@ -72,7 +72,7 @@ static void test_lists(void)
 }
 
 /* A fetch stands ahead of the compute stage before its own, so that the copy hides behind it. */
-static void test_fetches_run_ahead(void)
+static void fetches_run_ahead(void)
 {
     struct slide_schedule s;
     struct slide_err err = SLIDE_ERR_INIT;
@@ -95,9 +95,4 @@ static void test_fetches_run_ahead(void)
     slide_schedule_fini(&s);
 }
 
-int main(void)
-{
-    TEST(test_lists);
-    TEST(test_fetches_run_ahead);
-    return test_end();
-}
+TEST_MAIN(CASE(lists), CASE(fetches_run_ahead))

@@ -45,7 +45,8 @@ static struct slide_config tiny_config(void)
                              .vocab = VOCAB,
                              .rms_eps = 1e-5,
                              .rope_theta = 10000,
-                             .rope_factor = 1};
+                             .rope_factor = 1,
+                             .padding_idx = -1};
     snprintf(c.model_type, sizeof c.model_type, "llama");
     return c;
 }
@@ -218,17 +219,17 @@ static void same_bits(bool bf16)
     free(want.master);
 }
 
-static void test_same_bits_f32(void)
+static void same_bits_f32(void)
 {
     same_bits(false);
 }
 
-static void test_same_bits_bf16(void)
+static void same_bits_bf16(void)
 {
     same_bits(true);
 }
 
-static void test_worlds(void)
+static void worlds(void)
 {
     struct slide_train_spec spec = base_spec(false);
     struct result one = run_world(spec, 1, 1);
@@ -250,7 +251,7 @@ static void test_worlds(void)
     free(one.master);
 }
 
-static void test_rank_without_data(void)
+static void rank_without_data(void)
 {
     /* The others' zeros change no sum: the same bits as without them. */
     struct slide_train_spec spec = base_spec(false);
@@ -263,7 +264,7 @@ static void test_rank_without_data(void)
     free(one.master);
 }
 
-static void test_failing_allocations(void)
+static void failing_allocations(void)
 {
     /* The n-th allocation of an open fails, for each n: an error, and nothing is left. */
     struct slide_train_spec spec = base_spec(true);
@@ -287,7 +288,7 @@ static void test_failing_allocations(void)
     CHECK(failures > 10);
 }
 
-static void test_bad_arguments(void)
+static void bad_arguments(void)
 {
     struct slide_train_spec spec = base_spec(true);
     struct slide_train *train = NULL;
@@ -316,13 +317,5 @@ static void test_bad_arguments(void)
     slide_train_close(train);
 }
 
-int main(void)
-{
-    TEST(test_same_bits_f32);
-    TEST(test_same_bits_bf16);
-    TEST(test_worlds);
-    TEST(test_rank_without_data);
-    TEST(test_failing_allocations);
-    TEST(test_bad_arguments);
-    return test_end();
-}
+TEST_MAIN(CASE(same_bits_f32), CASE(same_bits_bf16), CASE(worlds), CASE(rank_without_data),
+          CASE(failing_allocations), CASE(bad_arguments))
