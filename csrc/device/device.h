@@ -8,13 +8,14 @@
 #ifndef SLIDE_DEVICE_DEVICE_H
 #define SLIDE_DEVICE_DEVICE_H
 
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "base/dtype.h"
 #include "base/err.h"
 #include "base/sync.h"
-#include "kernel_args.h"
+#include "device/kernel_args.h"
 
 enum slide_kernel {
 #define X(name) SLIDE_KERNEL_##name,
@@ -112,16 +113,22 @@ struct slide_backend {
                   size_t args_bytes, struct slide_err *);
 };
 
-/* What every backend's device, lane and event begin with. */
+/* What every backend's device begins with; its lanes and events begin with a pointer to the device.
+ */
 struct slide_device_head {
     const struct slide_backend *backend;
     int rank;
+    _Atomic uint64_t calls, allocs, fail_at;
+    _Atomic int abandoned; /* lanes drop what is queued */
 };
 
 /* ---- checked wrappers (device.c) ---- */
 int slide_device_open(struct slide_device **device, const struct slide_backend *backend,
                       const struct slide_device_options *options, struct slide_err *err);
 void slide_device_close(struct slide_device *device);
+/* Lanes drop what they have not begun, as far as the backend can: for a close after an error, when
+ * nobody wants the results any more. */
+void slide_device_abandon(struct slide_device *device);
 int slide_device_info(struct slide_device *device, struct slide_device_info *info,
                       struct slide_err *err);
 void *slide_device_alloc(struct slide_device *device, size_t bytes, struct slide_err *err);

@@ -225,6 +225,8 @@ void slide_train_close(struct slide_train *train)
 {
     if (!train)
         return;
+    if (train->failed)
+        slide_device_abandon(train->device);
     slide_reduce_close(train->reduce);
     slide_pipe_close(train->pipe);
     slide_pool_free(train->pool);

@@ -5,7 +5,7 @@
 
 CBUILD ?= build/c
 # Tests with threads, run under ThreadSanitizer.
-CTEST_THREADED ?= base shm
+CTEST_THREADED ?= base shm train cpu
 
 # Compiler flags come from csrc/isa.flags, which setup.py reads as well.
 cflags_of = $(shell sed -n 's/^$(1): *//p' csrc/isa.flags)

@@ -1,0 +1,426 @@
+/* The CPU backend's queues and memory.
+ *
+ * DESIGN. A lane is a thread and a ring of commands. One thread feeds it (device.h), so the ring
+ * needs two counters and no lock: `head` counts what was enqueued, `tail` what has run. An event
+ * has two counters as well: `recorded`, the number of records enqueued, and `done`, of those that
+ * the lanes have passed; a wait carries the number of records made before it was enqueued.
+ * After an error on a lane, or when the device is abandoned, commands are dropped but for events'
+ * records: whoever waits goes on and finds the error at the next sync. */
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/fault.h"
+#include "base/mem.h"
+#include "cpu/cpu_inside.h"
+
+#define RING 1024u
+
+struct slide_cpu_lane_inside {
+    slide_word head, tail, stop;
+    pthread_t thread;
+    pthread_mutex_t lock; /* guards err */
+    struct slide_err err;
+    slide_word failed;
+    struct slide_cpu_command ring[RING];
+};
+
+struct slide_event {
+    struct slide_device *device;
+    slide_word recorded, done;
+    slide_word failed;       /* an error happened before a record */
+    struct slide_lane *lane; /* of the last record: whose error to report */
+};
+
+static bool dropping(const struct slide_lane *lane)
+{
+    return slide_word_get(&lane->inside->failed) || atomic_load(&lane->device->head.abandoned);
+}
+
+static void *lane_main(void *arg)
+{
+    struct slide_lane *lane = arg;
+    struct slide_cpu_lane_inside *in = lane->inside;
+    int rank = lane->device->options.rank;
+    for (uint32_t next = 0;; next++) {
+        if (slide_wait_reach(&in->head, next + 1, &(struct slide_waiter){0}, "work", NULL) ||
+            (slide_word_get(&in->stop) && slide_word_get(&in->head) == next + 1))
+            break; /* the last entry is the one that stop added */
+        struct slide_cpu_command *command = &in->ring[next % RING];
+        struct slide_err err = SLIDE_ERR_INIT;
+        if (command->always || !dropping(lane)) {
+            if (slide_fault("lane", rank, &err) || command->run(lane, command->args, &err)) {
+                pthread_mutex_lock(&in->lock);
+                if (!in->err.code)
+                    in->err = err;
+                pthread_mutex_unlock(&in->lock);
+                slide_word_set(&in->failed, 1);
+            }
+        }
+        slide_word_set(&in->tail, next + 1);
+    }
+    return NULL;
+}
+
+/* Waits of the feeding thread for its own lane: the lane never blocks for ever, so no deadline. */
+static const struct slide_waiter forever;
+
+int slide_cpu_enqueue(struct slide_lane *lane, bool always,
+                      int (*run)(struct slide_lane *, const void *, struct slide_err *),
+                      const void *args, size_t bytes, struct slide_err *err)
+{
+    struct slide_cpu_lane_inside *in = lane->inside;
+    uint32_t head = atomic_load_explicit(&in->head, memory_order_relaxed);
+    if (bytes > SLIDE_CPU_ARGS)
+        return slide_err_set(err, SLIDE_ESTATE, "a command's arguments take %zu bytes", bytes);
+    if (slide_wait_reach(&in->tail, head + 1 - RING, &forever, "room in a queue", err))
+        return -1;
+    struct slide_cpu_command *command = &in->ring[head % RING];
+    command->run = run;
+    command->always = always;
+    if (bytes)
+        memcpy(command->args, args, bytes);
+    slide_word_set(&in->head, head + 1);
+    return 0;
+}
+
+/* ---- lanes ---- */
+
+static struct slide_lane *lane_open(struct slide_device *device, enum slide_lane_kind kind,
+                                    struct slide_err *err)
+{
+    (void)kind;
+    struct slide_lane *lane = slide_mem_new(sizeof *lane, err);
+    struct slide_cpu_lane_inside *in = lane ? slide_mem_new(sizeof *in, err) : NULL;
+    if (!in)
+        goto fail;
+    lane->device = device;
+    lane->inside = in;
+    in->err = SLIDE_ERR_INIT;
+    pthread_mutex_init(&in->lock, NULL);
+    sigset_t all, before; /* signals belong to the caller's threads */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failed = pthread_create(&in->thread, NULL, lane_main, lane);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!failed)
+        return lane;
+    slide_err_os(err, failed, "a queue's thread");
+    pthread_mutex_destroy(&in->lock);
+fail:
+    slide_mem_free(in);
+    slide_mem_free(lane);
+    return NULL;
+}
+
+static void lane_close(struct slide_lane *lane)
+{
+    struct slide_cpu_lane_inside *in = lane->inside;
+    uint32_t head = atomic_load_explicit(&in->head, memory_order_relaxed);
+    slide_wait_reach(&in->tail, head, &forever, "a queue", NULL);
+    slide_word_set(&in->stop, 1);
+    slide_word_set(&in->head, head + 1);
+    pthread_join(in->thread, NULL);
+    pthread_mutex_destroy(&in->lock);
+    slide_mem_free(in);
+    slide_mem_free(lane);
+}
+
+static int lane_error(struct slide_lane *lane, struct slide_err *err)
+{
+    struct slide_cpu_lane_inside *in = lane->inside;
+    if (!slide_word_get(&in->failed))
+        return 0;
+    pthread_mutex_lock(&in->lock);
+    if (err && !err->code)
+        *err = in->err;
+    pthread_mutex_unlock(&in->lock);
+    return -1;
+}
+
+static int lane_sync(struct slide_lane *lane, const struct slide_waiter *waiter,
+                     struct slide_err *err)
+{
+    uint32_t head = atomic_load_explicit(&lane->inside->head, memory_order_relaxed);
+    if (slide_wait_reach(&lane->inside->tail, head, waiter, "the device", err))
+        return -1;
+    return lane_error(lane, err);
+}
+
+/* ---- events ---- */
+
+struct event_args {
+    struct slide_event *event;
+    uint32_t number;
+};
+
+static struct slide_event *event_new(struct slide_device *device, struct slide_err *err)
+{
+    struct slide_event *event = slide_mem_new(sizeof *event, err);
+    if (event)
+        event->device = device;
+    return event;
+}
+
+static void event_free(struct slide_event *event)
+{
+    slide_mem_free(event);
+}
+
+static int run_record(struct slide_lane *lane, const void *args, struct slide_err *err)
+{
+    (void)err;
+    const struct event_args *a = args;
+    if (slide_word_get(&lane->inside->failed))
+        slide_word_set(&a->event->failed, 1);
+    slide_word_set(&a->event->done, a->number);
+    return 0;
+}
+
+static int event_record(struct slide_event *event, struct slide_lane *lane, struct slide_err *err)
+{
+    struct event_args args = {event, slide_word_get(&event->recorded) + 1};
+    event->lane = lane;
+    if (slide_cpu_enqueue(lane, true, run_record, &args, sizeof args, err))
+        return -1;
+    slide_word_set(&event->recorded, args.number);
+    return 0;
+}
+
+static int run_wait(struct slide_lane *lane, const void *args, struct slide_err *err)
+{
+    const struct event_args *a = args;
+    /* Bounded by the other lane's work; an abandoned device empties all lanes quickly. */
+    if (slide_wait_reach(&a->event->done, a->number, &forever, "an event", err))
+        return -1;
+    if (slide_word_get(&a->event->failed) && !slide_word_get(&lane->inside->failed))
+        return slide_err_set(err, SLIDE_EDEVICE, "what this work waits for has failed");
+    return 0;
+}
+
+static int event_wait(struct slide_event *event, struct slide_lane *lane, struct slide_err *err)
+{
+    struct event_args args = {event, slide_word_get(&event->recorded)};
+    return slide_cpu_enqueue(lane, false, run_wait, &args, sizeof args, err);
+}
+
+static int event_host_wait(struct slide_event *event, const struct slide_waiter *waiter,
+                           struct slide_err *err)
+{
+    if (slide_wait_reach(&event->done, slide_word_get(&event->recorded), waiter, "the device", err))
+        return -1;
+    return event->lane && slide_word_get(&event->failed) ? lane_error(event->lane, err) : 0;
+}
+
+/* ---- memory ---- */
+
+struct copy_args {
+    void *to;
+    const void *from;
+    size_t bytes;
+};
+
+static int run_copy(struct slide_lane *lane, const void *args, struct slide_err *err)
+{
+    (void)lane;
+    (void)err;
+    const struct copy_args *a = args;
+    memcpy(a->to, a->from, a->bytes);
+    return 0;
+}
+
+static int run_zero(struct slide_lane *lane, const void *args, struct slide_err *err)
+{
+    (void)lane;
+    (void)err;
+    const struct copy_args *a = args;
+    memset(a->to, 0, a->bytes);
+    return 0;
+}
+
+static int copy(struct slide_lane *lane, void *to, const void *from, size_t bytes,
+                enum slide_copy_kind kind, struct slide_err *err)
+{
+    (void)kind;
+    struct copy_args args = {to, from, bytes};
+    return slide_cpu_enqueue(lane, false, run_copy, &args, sizeof args, err);
+}
+
+static int zero(struct slide_lane *lane, void *memory, size_t bytes, struct slide_err *err)
+{
+    struct copy_args args = {memory, NULL, bytes};
+    return slide_cpu_enqueue(lane, false, run_zero, &args, sizeof args, err);
+}
+
+/* Device memory is mapped, not from the heap: pages that a plan takes and a run never touches cost
+ * nothing, and the size is kept in front for free. */
+#define FRONT 4096u
+
+static void *device_alloc(struct slide_device *device, size_t bytes, struct slide_err *err)
+{
+    (void)device;
+    size_t all = bytes + FRONT;
+    unsigned char *base =
+        mmap(NULL, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (base == MAP_FAILED) {
+        slide_err_set(err, SLIDE_EMEM, "host: no %zu bytes for the CPU backend's workspace", bytes);
+        return NULL;
+    }
+    madvise(base, all, MADV_HUGEPAGE);
+    memcpy(base, &all, sizeof all);
+    return base + FRONT;
+}
+
+static void device_free(struct slide_device *device, void *memory)
+{
+    (void)device;
+    unsigned char *base = (unsigned char *)memory - FRONT;
+    size_t all;
+    memcpy(&all, base, sizeof all);
+    munmap(base, all);
+}
+
+static int pin(struct slide_device *device, void *host, size_t bytes, struct slide_err *err)
+{
+    (void)device;
+    (void)host;
+    (void)bytes;
+    (void)err;
+    return 0; /* host memory is device memory */
+}
+
+static void unpin(struct slide_device *device, void *host, size_t bytes)
+{
+    (void)device;
+    (void)host;
+    (void)bytes;
+}
+
+float *slide_cpu_scratch(struct slide_device *device, int worker, size_t floats)
+{
+    struct slide_cpu_scratch *s = &device->scratch[worker];
+    if (s->floats < floats) {
+        slide_mem_free(s->memory);
+        s->memory = slide_mem_array(floats, sizeof(float), NULL);
+        s->floats = s->memory ? floats : 0;
+    }
+    return s->memory;
+}
+
+/* ---- compute ---- */
+
+static int gemm(struct slide_lane *lane, const struct slide_gemm *g, struct slide_err *err)
+{
+    return slide_cpu_enqueue(lane, false, slide_cpu_gemm_run, g, sizeof *g, err);
+}
+
+static int attn_fwd(struct slide_lane *lane, const struct slide_attn *a, struct slide_err *err)
+{
+    return slide_cpu_enqueue(lane, false, slide_cpu_attn_fwd_run, a, sizeof *a, err);
+}
+
+static int attn_bwd(struct slide_lane *lane, const struct slide_attn *a, struct slide_err *err)
+{
+    return slide_cpu_enqueue(lane, false, slide_cpu_attn_bwd_run, a, sizeof *a, err);
+}
+
+static int launch(struct slide_lane *lane, enum slide_kernel kernel, enum slide_dtype act,
+                  const void *args, size_t bytes, struct slide_err *err)
+{
+    struct slide_cpu_launch l = {.act = act};
+    slide_cpu_run_fn *run = slide_cpu_kernel_run(kernel);
+    if (!run || bytes > sizeof l.args)
+        return slide_err_set(err, SLIDE_ESTATE, "kernel %d on the CPU", (int)kernel);
+    memcpy(l.args, args, bytes);
+    return slide_cpu_enqueue(lane, false, run, &l, sizeof l, err);
+}
+
+/* ---- device ---- */
+
+static int available(struct slide_err *err)
+{
+    return slide_cpu_sgemm_get(NULL, err) ? 0 : -1;
+}
+
+static int count(void)
+{
+    return 1;
+}
+
+static void device_close(struct slide_device *device)
+{
+    for (int i = 0; device->scratch && i < device->options.threads; i++)
+        slide_mem_free(device->scratch[i].memory);
+    slide_mem_free(device->scratch);
+    slide_pool_free(device->pool);
+    slide_mem_free(device);
+}
+
+static int device_open(struct slide_device **out, const struct slide_device_options *options,
+                       struct slide_err *err)
+{
+    struct slide_device *device = slide_mem_new(sizeof *device, err);
+    if (!device)
+        return -1;
+    device->options = *options;
+    device->options.threads = options->threads > 0 ? options->threads : 1;
+    device->options.blas = NULL; /* the caller's text */
+    device->isa = slide_isa_get();
+    device->sgemm = slide_cpu_sgemm_get(options->blas, err);
+    if (!device->sgemm)
+        goto fail;
+    device->scratch =
+        slide_mem_array((uint64_t)device->options.threads, sizeof *device->scratch, err);
+    device->pool = slide_pool_new(device->options.threads, NULL, 0, err);
+    if (!device->scratch || !device->pool)
+        goto fail;
+    *out = device;
+    return 0;
+fail:
+    device_close(device);
+    return -1;
+}
+
+static int info(struct slide_device *device, struct slide_device_info *out, struct slide_err *err)
+{
+    (void)err;
+    *out = (struct slide_device_info){.numa_node = -1};
+    snprintf(out->name, sizeof out->name, "CPU, %s, %d thread%s", slide_isa_name(device->isa),
+             device->options.threads, device->options.threads > 1 ? "s" : "");
+    long page = sysconf(_SC_PAGESIZE);
+    out->memory_bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)page;
+    out->free_bytes = (uint64_t)sysconf(_SC_AVPHYS_PAGES) * (uint64_t)page;
+    return 0;
+}
+
+const struct slide_backend slide_cpu_backend = {
+    .name = "cpu",
+    .available = available,
+    .count = count,
+    .open = device_open,
+    .close = device_close,
+    .info = info,
+    .alloc = device_alloc,
+    .free = device_free,
+    .pin = pin,
+    .unpin = unpin,
+    .lane_open = lane_open,
+    .lane_close = lane_close,
+    .lane_sync = lane_sync,
+    .event_new = event_new,
+    .event_free = event_free,
+    .event_record = event_record,
+    .event_wait = event_wait,
+    .event_host_wait = event_host_wait,
+    .copy = copy,
+    .zero = zero,
+    .gemm = gemm,
+    .attn_workspace = slide_cpu_attn_workspace,
+    .attn_fwd = attn_fwd,
+    .attn_bwd = attn_bwd,
+    .launch = launch,
+};

@@ -1,0 +1,56 @@
+"""A rank of the memory tests. Arguments: checkpoint, folder for reports. Writes JSON: what the
+process holds of the segment (PSS) and of its own, after loading and after steps, its peak, and the
+plan."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import slidedp
+
+
+def rollup() -> dict[str, int]:
+    """Bytes: PSS of the shared segment, and PSS of everything else, of this process."""
+    segment = other = 0
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(" ", 1)[0] and ":" not in line.split(" ", 1)[0]:
+            inside = "memfd:slidedp" in line
+        elif line.startswith("Pss:"):
+            size = int(line.split()[1]) * 1024
+            segment, other = (segment + size, other) if inside else (segment, other + size)
+    return {"segment": segment, "other": other}
+
+
+def main() -> None:
+    checkpoint, folder = sys.argv[1], Path(sys.argv[2])
+    args = slidedp.TrainingArguments(
+        output_dir=str(folder / "out"),
+        device="cpu",
+        max_seq_length=32,
+        per_device_train_batch_size=1,
+    )
+    before = rollup()
+    with slidedp.Trainer(model=checkpoint, args=args) as trainer:
+        loaded = rollup()
+        ids = np.arange(32, dtype=np.int64)[None]
+        trainer.train_step({"input_ids": ids, "labels": ids})
+        after = rollup()
+        status = Path("/proc/self/status").read_text()
+        peak = next(int(x.split()[1]) * 1024 for x in status.splitlines() if "VmHWM" in x)
+        report = {
+            "before": before,
+            "loaded": loaded,
+            "after": after,
+            "peak": peak,
+            "plan": dict(trainer.plan),
+        }
+        (folder / f"rank{os.environ.get('RANK', '0')}.json").write_text(json.dumps(report))
+        trainer.train_step({"input_ids": ids, "labels": ids})  # nobody leaves before all have read
+
+
+if __name__ == "__main__":
+    main()
