@@ -20,3 +20,10 @@ const struct slide_backend *slide_backend_find(const char *name, struct slide_er
                   name);
     return NULL;
 }
+
+int slide_backend_text(const char *name, char *text, size_t size, struct slide_err *err)
+{
+    if (!slide_backend_find(name, err))
+        return -1;
+    return slide_cpu_blas(NULL, text, size, err);
+}

@@ -110,12 +110,14 @@ static void plan_fill(struct slide_train *train)
     const struct slide_layout *layout = &train->layout;
     train->plan_items = 0;
     plan_add(train, "device", 0, train->device_name);
-    plan_add(train, "blas", 0, train->blas);
+    plan_add(train, "libraries", 0, train->blas);
     plan_add(train, "isa", 0, slide_isa_name(train->isa));
     plan_add(train, "weights", 0, layout->split ? "bfloat16" : "float32");
     plan_add(train, "gradients", 0,
              train->spec.gradient_dtype == SLIDE_F32 ? "float32" : "bfloat16");
     plan_add(train, "activations", 0, train->spec.keep_activations ? "keep" : "recompute");
+    plan_add(train, "world", train->spec.world, NULL);
+    plan_add(train, "vocab", train->model.config.vocab, NULL);
     plan_add(train, "parameters", (double)layout->params, NULL);
     plan_add(train, "units", layout->units, NULL);
     plan_add(train, "threads", train->threads, NULL);
@@ -152,7 +154,8 @@ static int open_device(struct slide_train *train, struct slide_err *err)
         .index = spec->device_index, .rank = spec->rank, .threads = train->threads, .blas = blas};
     struct slide_device_info info;
     if (!backend || slide_device_open(&train->device, backend, &o, err) ||
-        slide_device_info(train->device, &info, err))
+        slide_device_info(train->device, &info, err) ||
+        slide_backend_text(spec->device, train->blas, sizeof train->blas, err))
         return -1;
     snprintf(train->device_name, sizeof train->device_name, "%s", info.name);
     return 0;
