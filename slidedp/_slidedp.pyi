@@ -106,7 +106,7 @@ class Engine:
         """Bytes by name on host and device, threads, units, slots, chunk and so on."""
     def close(self) -> None: ...
 
-def env() -> dict[str, Any]:
+def env(blas: str = "") -> dict[str, Any]:
     """isa, isa_best, cpus, blas (text or why not), memory_free, memory_source, backends {name: ""
     or why not}, variables [(name, value, meaning)]."""
 
@@ -131,7 +131,3 @@ def triad(
     a: NDArray[np.float32], b: NDArray[np.float32], c: NDArray[np.float32], threads: int = 1
 ) -> None:
     """a = b + 3 c, the STREAM triad, for floors."""
-
-def kernel(name: str, dtype: str, args: dict[str, Any], threads: int = 1) -> None:
-    """Runs one small kernel, "gemm", "attn_fwd" or "attn_bwd" of the CPU backend on NumPy arrays:
-    args by the names of kernel_args.h / device.h; arrays of BF16 are uint16."""

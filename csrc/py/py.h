@@ -55,11 +55,10 @@ int slide_py_borrow(PyObject *object, const char *name, enum slide_py_kind kind,
 /* A new FP32 array; *data points into it. */
 PyObject *slide_py_new_f32(int ndim, const Py_ssize_t *shape, float **data);
 
-/* ---- py_loops.c, py_kernel.c, py_env.c: functions of the module ---- */
+/* ---- py_loops.c, py_env.c: functions of the module ---- */
 PyObject *slide_py_adamw(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *slide_py_triad(PyObject *module, PyObject *args, PyObject *kwargs);
-PyObject *slide_py_kernel(PyObject *module, PyObject *args, PyObject *kwargs);
-PyObject *slide_py_env(PyObject *module, PyObject *ignored);
+PyObject *slide_py_env(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *slide_py_model_types(PyObject *module, PyObject *ignored);
 
 #endif

@@ -6,6 +6,11 @@
 #include "base/shm.h"
 #include "device/device.h"
 
+static PyObject *decode(const char *text)
+{
+    return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
+}
+
 static int put(PyObject *dict, const char *key, PyObject *value)
 {
     int failed = !value || PyDict_SetItemString(dict, key, value);
@@ -13,7 +18,7 @@ static int put(PyObject *dict, const char *key, PyObject *value)
     return failed;
 }
 
-/* {name: "" or why it can't run here} */
+/* {name: "" or why it can't run here}. The BLAS is opened first, where the caller says it lies. */
 static PyObject *backends(void)
 {
     PyObject *dict = PyDict_New();
@@ -21,8 +26,7 @@ static PyObject *backends(void)
     for (int i = 0; dict && list[i]; i++) {
         struct slide_err err = SLIDE_ERR_INIT;
         const char *text = list[i]->available(&err) ? err.text : "";
-        if (put(dict, list[i]->name,
-                PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace")))
+        if (put(dict, list[i]->name, decode(text)))
             Py_CLEAR(dict);
     }
     return dict;
@@ -43,15 +47,18 @@ static PyObject *variables(void)
     return list;
 }
 
-PyObject *slide_py_env(PyObject *module, PyObject *ignored)
+PyObject *slide_py_env(PyObject *module, PyObject *args, PyObject *kwargs)
 {
     (void)module;
-    (void)ignored;
+    static char *names[] = {"blas", NULL};
+    const char *path = "";
     uint64_t room;
     char source[256], blas[700];
     struct slide_err err = SLIDE_ERR_INIT;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|s:env", names, &path))
+        return NULL;
     slide_shm_room(&room, source, sizeof source);
-    if (slide_backend_text("cpu", blas, sizeof blas, &err))
+    if (slide_backend_text("cpu", path, blas, sizeof blas, &err))
         PyOS_snprintf(blas, sizeof blas, "none: %.600s", err.text);
     PyObject *dict = PyDict_New();
     if (!dict)
@@ -59,7 +66,7 @@ PyObject *slide_py_env(PyObject *module, PyObject *ignored)
     if (put(dict, "isa", PyUnicode_FromString(slide_isa_name(slide_isa_get()))) ||
         put(dict, "isa_best", PyUnicode_FromString(slide_isa_name(slide_isa_best()))) ||
         put(dict, "cpus", PyLong_FromLong(slide_pool_cpus(NULL, 0))) ||
-        put(dict, "blas", PyUnicode_DecodeUTF8(blas, (Py_ssize_t)strlen(blas), "replace")) ||
+        put(dict, "blas", decode(blas)) ||
         put(dict, "memory_free", PyLong_FromUnsignedLongLong(room)) ||
         put(dict, "memory_source", PyUnicode_FromString(source)) ||
         put(dict, "backends", backends()) || put(dict, "variables", variables()))

@@ -98,7 +98,8 @@ static void module_free(void *module)
     {name, (PyCFunction)(void (*)(void))(function), flags, doc}
 
 static PyMethodDef methods[] = {
-    FUNCTION("env", slide_py_env, METH_NOARGS, "What this installation finds and uses."),
+    FUNCTION("env", slide_py_env, METH_VARARGS | METH_KEYWORDS,
+             "What this installation finds and uses."),
     FUNCTION("model_types", slide_py_model_types, METH_NOARGS, "The model_types that work."),
     FUNCTION("adamw", slide_py_adamw, METH_VARARGS | METH_KEYWORDS,
              "AdamW on planes in place; returns the number of non-finite gradients."),

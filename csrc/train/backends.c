@@ -15,15 +15,16 @@ const struct slide_backend *slide_backend_find(const char *name, struct slide_er
 {
     for (int i = 0; backends[i]; i++)
         if (!strcmp(backends[i]->name, name))
-            return backends[i]->available(err) ? NULL : backends[i];
+            return backends[i];
     slide_err_set(err, SLIDE_EINVAL, "device '%s' is not built into this version; there is: cpu",
                   name);
     return NULL;
 }
 
-int slide_backend_text(const char *name, char *text, size_t size, struct slide_err *err)
+int slide_backend_text(const char *name, const char *blas, char *text, size_t size,
+                       struct slide_err *err)
 {
     if (!slide_backend_find(name, err))
         return -1;
-    return slide_cpu_blas(NULL, text, size, err);
+    return slide_cpu_blas(blas, text, size, err);
 }

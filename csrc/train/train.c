@@ -155,7 +155,7 @@ static int open_device(struct slide_train *train, struct slide_err *err)
     struct slide_device_info info;
     if (!backend || slide_device_open(&train->device, backend, &o, err) ||
         slide_device_info(train->device, &info, err) ||
-        slide_backend_text(spec->device, train->blas, sizeof train->blas, err))
+        slide_backend_text(spec->device, blas, train->blas, sizeof train->blas, err))
         return -1;
     snprintf(train->device_name, sizeof train->device_name, "%s", info.name);
     return 0;

@@ -148,7 +148,9 @@ const struct slide_plan_item *slide_train_plan(struct slide_train *train, int *c
 struct slide_backend;
 const struct slide_backend *slide_backend_find(const char *name, struct slide_err *err);
 const struct slide_backend *const *slide_backend_list(void); /* NULL-terminated */
-/* What the backend runs on, for people: its libraries and where they were found. */
-int slide_backend_text(const char *name, char *text, size_t size, struct slide_err *err);
+/* What the backend runs on, for people: its libraries and where they were found. `blas`: as in
+ * slide_train_spec. */
+int slide_backend_text(const char *name, const char *blas, char *text, size_t size,
+                       struct slide_err *err);
 
 #endif
