@@ -4,7 +4,7 @@ Private: users see `slidedp.Trainer`. Every blocking call releases the GIL, answ
 second, and raises the first error of any rank with the rank as a note.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
 import numpy as np
@@ -41,24 +41,13 @@ class Spec(TypedDict, total=False):
     epsilon: float  # 1e-8
     weight_decay: float  # 0.0
 
-class Part(TypedDict):
-    """A tensor's bytes in a file."""
-
-    name: str  # without "model." prefix: "layers.0.mlp.up_proj.weight"
-    path: str
-    offset: int  # of the first byte in the file
-    dtype: str  # "F32" | "BF16" | "F16"
-    count: int  # elements
-
-class MicroBatch(TypedDict, total=False):
-    """int32, C-contiguous [B, T] each. `labels` are shifted already: labels[b, t] is the target of
-    position t, -100 for none. `first` [b, t] is the index in the row of the first token that t may
-    attend to by its document (the window is added by the engine)."""
-
-    input_ids: NDArray[np.int32]
-    labels: NDArray[np.int32]
-    positions: NDArray[np.int32]
-    first: NDArray[np.int32]
+# A tensor's bytes in a file: name (str, without "model." prefix), path (str), offset (int, of the
+# first byte in the file), dtype ("F32" | "BF16" | "F16"), count (int, elements).
+Part = Mapping[str, Any]
+# int32, C-contiguous [B, T] each: input_ids; optionally labels (shifted already: labels[b, t] is
+# the target of position t, -100 for none), positions, and first (the index in the row of the first
+# token that t may attend to by its document; the window is added by the engine).
+MicroBatch = Mapping[str, NDArray[np.int32]]
 
 class StepOut(TypedDict):
     loss: float  # sum over valid targets of all ranks / their number
@@ -84,12 +73,10 @@ class Engine:
     def store(
         self, parts: Sequence[Part], progress: Callable[[int, int], None] | None = None
     ) -> None:
-        """Writes this rank's slices into existing files of full size, then waits for all ranks."""
+        """Writes this rank's slices into files of full size, then waits for all ranks."""
     def init(self, seed: int, std: float) -> None:
-        """Fills the masters: matrices from N(0, std), norm gains 1, biases 0. Same for any world."""
-    def step(
-        self, batches: Sequence[MicroBatch], lr: float
-    ) -> StepOut: ...
+        """Fills the masters: matrices from N(0, std), gains 1, biases 0. Same for any world."""
+    def step(self, batches: Sequence[MicroBatch], lr: float) -> StepOut: ...
     def evaluate(self, batches: Sequence[MicroBatch]) -> tuple[float, int]:
         """(sum of the loss over valid targets, their number), of this rank alone."""
     def logits(self, batch: MicroBatch) -> NDArray[np.float32]:
@@ -131,3 +118,7 @@ def triad(
     a: NDArray[np.float32], b: NDArray[np.float32], c: NDArray[np.float32], threads: int = 1
 ) -> None:
     """a = b + 3 c, the STREAM triad, for floors."""
+
+def kernel(name: str, dtype: str, args: dict[str, Any], threads: int = 1) -> None:
+    """Runs one small kernel, "gemm", "attn_fwd" or "attn_bwd" of the CPU backend on NumPy arrays:
+    args by the names of kernel_args.h / device.h; arrays of BF16 are uint16."""

@@ -68,7 +68,9 @@ FAMILIES: dict[str, Family] = {
         attention_bias=True,
         mlp_bias=False,
         window="switch",
-        neutral=dict.fromkeys("qk_norm use_qk_norm qk_layernorm use_qk_layernorm".split(), (True,)),
+        neutral=dict.fromkeys(
+            ["qk_norm", "use_qk_norm", "qk_layernorm", "use_qk_layernorm"], (True,)
+        ),
     ),
 }
 
@@ -76,55 +78,117 @@ FAMILIES: dict[str, Family] = {
 # don't. Other keys that this module does not read are harmless or unknown, and pass.
 NEUTRAL: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(
-        """
-        quantization_config compression_config attention_multiplier attention_scale attn_scale
-        softmax_scale query_pre_attn_scalar scale_depth dim_model_base rotary_dim
-        rotary_emb_base rope_local_base_freq attention_chunk_size attention_window
-        attn_window_size sliding_window_pattern sliding_window_size global_attn_every_n_layers
-        full_attention_interval q_lora_rank kv_lora_rank v_head_dim qk_nope_head_dim
-        qk_rope_head_dim global_head_dim num_global_key_value_heads text_config
-        """.split(),
+        [
+            "quantization_config",
+            "compression_config",
+            "attention_multiplier",
+            "attention_scale",
+            "attn_scale",
+            "softmax_scale",
+            "query_pre_attn_scalar",
+            "scale_depth",
+            "dim_model_base",
+            "rotary_dim",
+            "rotary_emb_base",
+            "rope_local_base_freq",
+            "attention_chunk_size",
+            "attention_window",
+            "attn_window_size",
+            "sliding_window_pattern",
+            "sliding_window_size",
+            "global_attn_every_n_layers",
+            "full_attention_interval",
+            "q_lora_rank",
+            "kv_lora_rank",
+            "v_head_dim",
+            "qk_nope_head_dim",
+            "qk_rope_head_dim",
+            "global_head_dim",
+            "num_global_key_value_heads",
+            "text_config",
+        ],
         (),
     ),
     **dict.fromkeys(
-        """
-        scale_attn_by_inverse_layer_idx attn_temperature_tuning scale_embedding scale_embeddings
-        normalize_embedding use_mup use_layer_scale qk_norm use_qk_norm qk_layernorm
-        use_qk_layernorm post_norm use_post_norm sandwich_norm
-        apply_residual_connection_post_layernorm zero_centered_gamma
-        layernorm_zero_centered_gamma rms_norm_add_unit_offset attention_bias attention_out_bias
-        qkv_bias o_bias use_bias use_qkv_bias mlp_bias lm_head_bias add_bias_kv rope_interleave
-        rope_interleaved alibi use_alibi bidirectional use_bidirectional_attention
-        use_attention_sink use_attention_sinks attn_output_gate gated_attention parallel_attn
-        parallel_residual use_parallel_residual add_cross_attention is_encoder_decoder
-        enable_moe_block
-        """.split(),
+        [
+            "scale_attn_by_inverse_layer_idx",
+            "attn_temperature_tuning",
+            "scale_embedding",
+            "scale_embeddings",
+            "normalize_embedding",
+            "use_mup",
+            "use_layer_scale",
+            "qk_norm",
+            "use_qk_norm",
+            "qk_layernorm",
+            "use_qk_layernorm",
+            "post_norm",
+            "use_post_norm",
+            "sandwich_norm",
+            "apply_residual_connection_post_layernorm",
+            "zero_centered_gamma",
+            "layernorm_zero_centered_gamma",
+            "rms_norm_add_unit_offset",
+            "attention_bias",
+            "attention_out_bias",
+            "qkv_bias",
+            "o_bias",
+            "use_bias",
+            "use_qkv_bias",
+            "mlp_bias",
+            "lm_head_bias",
+            "add_bias_kv",
+            "rope_interleave",
+            "rope_interleaved",
+            "alibi",
+            "use_alibi",
+            "bidirectional",
+            "use_bidirectional_attention",
+            "use_attention_sink",
+            "use_attention_sinks",
+            "attn_output_gate",
+            "gated_attention",
+            "parallel_attn",
+            "parallel_residual",
+            "use_parallel_residual",
+            "add_cross_attention",
+            "is_encoder_decoder",
+            "enable_moe_block",
+        ],
         (False,),
     ),
     **dict.fromkeys(
-        """
-        scale_attn_weights use_rope is_causal causal
-        """.split(),
+        ["scale_attn_weights", "use_rope", "is_causal", "causal"],
         (True,),
     ),
     **dict.fromkeys(
-        """
-        logits_scaling logit_scale embed_scale embedding_scale scale_emb partial_rotary_factor
-        rotary_pct rotary_percent rotary_emb_fraction rope_ratio pretraining_tp
-        """.split(),
+        [
+            "logits_scaling",
+            "logit_scale",
+            "embed_scale",
+            "embedding_scale",
+            "scale_emb",
+            "partial_rotary_factor",
+            "rotary_pct",
+            "rotary_percent",
+            "rotary_emb_fraction",
+            "rope_ratio",
+            "pretraining_tp",
+        ],
         (1,),
     ),
     **dict.fromkeys(
-        """
-        layer_scale_init_value no_rope_layer_interval num_kv_shared_layers
-        hidden_size_per_layer_input num_experts_per_tok
-        """.split(),
+        [
+            "layer_scale_init_value",
+            "no_rope_layer_interval",
+            "num_kv_shared_layers",
+            "hidden_size_per_layer_input",
+            "num_experts_per_tok",
+        ],
         (0,),
     ),
     **dict.fromkeys(
-        """
-        no_rope_layers cross_attention_layers block_configs
-        """.split(),
+        ["no_rope_layers", "cross_attention_layers", "block_configs"],
         ([],),
     ),
     "hidden_activation": ("silu", "swish"),
