@@ -79,7 +79,7 @@ def finish(process: subprocess.Popen[str], output: Path) -> str:
     return text
 
 
-@pytest.mark.parametrize(("stage", "action", "rank"), combinations())
+@pytest.mark.parametrize(("stage", "action", "rank"), list(combinations()))
 def test_fault(tiny_llama: Path, tmp_path: Path, stage: str, action: str, rank: int) -> None:
     shm = sorted(os.listdir("/dev/shm"))
     output = tmp_path / "out"
