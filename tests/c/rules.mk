@@ -4,6 +4,10 @@
 # Some cases of one test: make -f tests/c/rules.mk ctest-build && build/c/plain/test_base pool
 
 CBUILD ?= build/c
+# The CPU backend needs a BLAS; pip puts one into the virtual environment.
+SLIDE_BLAS ?= $(abspath $(firstword $(wildcard \
+    .venv/lib/python3*/site-packages/scipy_openblas32/lib/libscipy_openblas.so)))
+export SLIDE_BLAS
 # Tests with threads, run under ThreadSanitizer.
 CTEST_THREADED ?= base shm train cpu
 
