@@ -11,8 +11,9 @@
 extern const struct slide_backend slide_cpu_backend;
 
 /* Which BLAS was found, e.g. "OpenBLAS 0.3.31 SkylakeX from /.../libscipy_openblas.so"; opens it if
- * need be. Searches: `path`, SLIDE_BLAS, beside the extension's site-packages (scipy_openblas32),
- * then libopenblas.so.0 and libblas. */
+ * need be. There is one a process, so only the first call's `path` counts. SLIDE_BLAS alone when it
+ * is set; else `path` (NULL: none), beside the extension's site-packages (scipy_openblas32), then
+ * libopenblas.so.0 and libblas.so.3, each if it has OpenBLAS's symbols. */
 int slide_cpu_blas(const char *path, char *text, size_t size, struct slide_err *err);
 
 #endif

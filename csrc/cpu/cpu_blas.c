@@ -43,9 +43,9 @@ static int open_blas(const char *path, struct slide_err *err)
     int n = 0;
     beside("/../", near, sizeof near);
     beside("/../../", far, sizeof far);
-    const char *const all[] = {path, env, near, far, "libopenblas.so.0", "libblas.so.3"};
-    /* An explicit wish is the only candidate: a library that is not the one asked for is no help.
-     */
+    const char *const all[] = {path, near, far, "libopenblas.so.0", "libblas.so.3"};
+    /* What the environment names is the only candidate: another library is no help to whoever set
+     * it. `path` is the caller's guess, and the first of several. */
     if (env[0])
         candidates[n++] = env;
     else

@@ -5,7 +5,9 @@
  * has two counters as well: `recorded`, the number of records enqueued, and `done`, of those that
  * the lanes have passed; a wait carries the number of records made before it was enqueued.
  * After an error on a lane, or when the device is abandoned, commands are dropped but for events'
- * records: whoever waits goes on and finds the error at the next sync. */
+ * records: whoever waits goes on, gets the error with the event, and its lane drops the rest too.
+ * Kernels share the device's pool and scratch memory, so they run on one lane, the compute lane;
+ * copies and zeroing run on any. */
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -32,8 +34,8 @@ struct slide_cpu_lane_inside {
 struct slide_event {
     struct slide_device *device;
     slide_word recorded, done;
-    slide_word failed;       /* an error happened before a record */
-    struct slide_lane *lane; /* of the last record: whose error to report */
+    slide_word failed;    /* a lane had failed when it passed a record: err says how */
+    struct slide_err err; /* written once, before `failed` */
 };
 
 static bool dropping(const struct slide_lane *lane)
@@ -53,7 +55,10 @@ static void *lane_main(void *arg)
         struct slide_cpu_command *command = &in->ring[next % RING];
         struct slide_err err = SLIDE_ERR_INIT;
         if (command->always || !dropping(lane)) {
-            if (slide_fault("lane", rank, &err) || command->run(lane, command->args, &err)) {
+            int failed = slide_fault("lane", rank, &err);
+            if (!failed || command->always)
+                failed |= command->run(lane, command->args, &err);
+            if (failed) {
                 pthread_mutex_lock(&in->lock);
                 if (!in->err.code)
                     in->err = err;
@@ -69,9 +74,8 @@ static void *lane_main(void *arg)
 /* Waits of the feeding thread for its own lane: the lane never blocks for ever, so no deadline. */
 static const struct slide_waiter forever;
 
-int slide_cpu_enqueue(struct slide_lane *lane, bool always,
-                      int (*run)(struct slide_lane *, const void *, struct slide_err *),
-                      const void *args, size_t bytes, struct slide_err *err)
+int slide_cpu_enqueue(struct slide_lane *lane, bool always, slide_cpu_run_fn *run, const void *args,
+                      size_t bytes, struct slide_err *err)
 {
     struct slide_cpu_lane_inside *in = lane->inside;
     uint32_t head = atomic_load_explicit(&in->head, memory_order_relaxed);
@@ -93,7 +97,10 @@ int slide_cpu_enqueue(struct slide_lane *lane, bool always,
 static struct slide_lane *lane_open(struct slide_device *device, enum slide_lane_kind kind,
                                     struct slide_err *err)
 {
-    (void)kind;
+    if (kind == SLIDE_LANE_COMPUTE && device->compute) {
+        slide_err_set(err, SLIDE_ESTATE, "the CPU backend has one compute lane a device");
+        return NULL;
+    }
     struct slide_lane *lane = slide_mem_new(sizeof *lane, err);
     struct slide_cpu_lane_inside *in = lane ? slide_mem_new(sizeof *in, err) : NULL;
     if (!in)
@@ -107,8 +114,11 @@ static struct slide_lane *lane_open(struct slide_device *device, enum slide_lane
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int failed = pthread_create(&in->thread, NULL, lane_main, lane);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (!failed)
+    if (!failed) {
+        if (kind == SLIDE_LANE_COMPUTE)
+            device->compute = lane;
         return lane;
+    }
     slide_err_os(err, failed, "a queue's thread");
     pthread_mutex_destroy(&in->lock);
 fail:
@@ -125,6 +135,8 @@ static void lane_close(struct slide_lane *lane)
     slide_word_set(&in->stop, 1);
     slide_word_set(&in->head, head + 1);
     pthread_join(in->thread, NULL);
+    if (lane->device->compute == lane)
+        lane->device->compute = NULL;
     pthread_mutex_destroy(&in->lock);
     slide_mem_free(in);
     slide_mem_free(lane);
@@ -161,8 +173,10 @@ struct event_args {
 static struct slide_event *event_new(struct slide_device *device, struct slide_err *err)
 {
     struct slide_event *event = slide_mem_new(sizeof *event, err);
-    if (event)
-        event->device = device;
+    if (!event)
+        return NULL;
+    event->device = device;
+    event->err = SLIDE_ERR_INIT;
     return event;
 }
 
@@ -175,31 +189,41 @@ static int run_record(struct slide_lane *lane, const void *args, struct slide_er
 {
     (void)err;
     const struct event_args *a = args;
-    if (slide_word_get(&lane->inside->failed))
-        slide_word_set(&a->event->failed, 1);
-    slide_word_set(&a->event->done, a->number);
+    struct slide_event *event = a->event;
+    /* The record before may be on another lane. */
+    slide_wait_reach(&event->done, a->number - 1, &forever, "an event", NULL);
+    if (!slide_word_get(&event->failed) && lane_error(lane, &event->err))
+        slide_word_set(&event->failed, 1);
+    slide_word_set(&event->done, a->number);
     return 0;
 }
 
 static int event_record(struct slide_event *event, struct slide_lane *lane, struct slide_err *err)
 {
     struct event_args args = {event, slide_word_get(&event->recorded) + 1};
-    event->lane = lane;
     if (slide_cpu_enqueue(lane, true, run_record, &args, sizeof args, err))
         return -1;
     slide_word_set(&event->recorded, args.number);
     return 0;
 }
 
+static int event_error(struct slide_event *event, struct slide_err *err)
+{
+    if (!slide_word_get(&event->failed))
+        return 0;
+    if (err && !err->code)
+        *err = event->err;
+    return -1;
+}
+
 static int run_wait(struct slide_lane *lane, const void *args, struct slide_err *err)
 {
+    (void)lane;
     const struct event_args *a = args;
     /* Bounded by the other lane's work; an abandoned device empties all lanes quickly. */
     if (slide_wait_reach(&a->event->done, a->number, &forever, "an event", err))
         return -1;
-    if (slide_word_get(&a->event->failed) && !slide_word_get(&lane->inside->failed))
-        return slide_err_set(err, SLIDE_EDEVICE, "what this work waits for has failed");
-    return 0;
+    return event_error(a->event, err);
 }
 
 static int event_wait(struct slide_event *event, struct slide_lane *lane, struct slide_err *err)
@@ -213,7 +237,7 @@ static int event_host_wait(struct slide_event *event, const struct slide_waiter 
 {
     if (slide_wait_reach(&event->done, slide_word_get(&event->recorded), waiter, "the device", err))
         return -1;
-    return event->lane && slide_word_get(&event->failed) ? lane_error(event->lane, err) : 0;
+    return event_error(event, err);
 }
 
 /* ---- memory ---- */
@@ -264,8 +288,9 @@ static void *device_alloc(struct slide_device *device, size_t bytes, struct slid
 {
     (void)device;
     size_t all = bytes + FRONT;
-    unsigned char *base =
-        mmap(NULL, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    unsigned char *base = MAP_FAILED;
+    if (all > bytes)
+        base = mmap(NULL, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (base == MAP_FAILED) {
         slide_err_set(err, SLIDE_EMEM, "host: no %zu bytes for the CPU backend's workspace", bytes);
         return NULL;
@@ -313,19 +338,28 @@ float *slide_cpu_scratch(struct slide_device *device, int worker, size_t floats)
 
 /* ---- compute ---- */
 
+static int compute(struct slide_lane *lane, slide_cpu_run_fn *run, const void *args, size_t bytes,
+                   struct slide_err *err)
+{
+    if (lane != lane->device->compute)
+        return slide_err_set(err, SLIDE_ESTATE,
+                             "the CPU backend computes on its compute lane only");
+    return slide_cpu_enqueue(lane, false, run, args, bytes, err);
+}
+
 static int gemm(struct slide_lane *lane, const struct slide_gemm *g, struct slide_err *err)
 {
-    return slide_cpu_enqueue(lane, false, slide_cpu_gemm_run, g, sizeof *g, err);
+    return compute(lane, slide_cpu_gemm_run, g, sizeof *g, err);
 }
 
 static int attn_fwd(struct slide_lane *lane, const struct slide_attn *a, struct slide_err *err)
 {
-    return slide_cpu_enqueue(lane, false, slide_cpu_attn_fwd_run, a, sizeof *a, err);
+    return compute(lane, slide_cpu_attn_fwd_run, a, sizeof *a, err);
 }
 
 static int attn_bwd(struct slide_lane *lane, const struct slide_attn *a, struct slide_err *err)
 {
-    return slide_cpu_enqueue(lane, false, slide_cpu_attn_bwd_run, a, sizeof *a, err);
+    return compute(lane, slide_cpu_attn_bwd_run, a, sizeof *a, err);
 }
 
 static int launch(struct slide_lane *lane, enum slide_kernel kernel, enum slide_dtype act,
@@ -336,7 +370,7 @@ static int launch(struct slide_lane *lane, enum slide_kernel kernel, enum slide_
     if (!run || bytes > sizeof l.args)
         return slide_err_set(err, SLIDE_ESTATE, "kernel %d on the CPU", (int)kernel);
     memcpy(l.args, args, bytes);
-    return slide_cpu_enqueue(lane, false, run, &l, sizeof l, err);
+    return compute(lane, run, &l, sizeof l, err);
 }
 
 /* ---- device ---- */

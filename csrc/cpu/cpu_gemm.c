@@ -1,14 +1,18 @@
 /* GEMM: the product is cut into tiles of out by shape alone, each an sgemm of one thread. FP32
- * operands are read where they are; BF16 ones are widened into the worker's scratch tile by tile,
- * and the tile of out is rounded once on its way back. `add` and `bias` are put into the tile first
- * and the product added to them. Called by the lane's thread. */
+ * operands are read where they are; BF16 ones are widened into the worker's scratch, tile by tile
+ * and K_BLOCK products at a time, and the tile of out is rounded once on its way back. `add` and
+ * `bias` are put into the tile first and the products added to them. Called by the lane's thread.
+ */
 #include <string.h>
 
 #include "cpu/cpu_inside.h"
 #include "cpu/cpu_isa.h"
 
-#define EDGE 640 /* longest side of a tile */
-#define STEP 16  /* sides are multiples of it, but for the last */
+#define EDGE 1024    /* longest side of a tile */
+#define EDGE_MIN 192 /* shorter ones only where the matrix is */
+#define STEP 16      /* sides are multiples of it, but for the last */
+#define SIDE_COST 48 /* see below */
+#define K_BLOCK 1024
 
 enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
 
@@ -16,32 +20,66 @@ struct cut {
     int32_t size, count;
 };
 
-static struct cut cut_side(int32_t n)
+struct grid {
+    struct cut rows, cols;
+};
+
+/* The side in `count` pieces or a few less, for they are multiples of STEP. */
+static struct cut cut_side(int32_t n, int32_t count)
 {
-    int32_t count = (n + EDGE - 1) / EDGE;
     int32_t size = ((n + count - 1) / count + STEP - 1) / STEP * STEP;
     return (struct cut){size, (n + size - 1) / size};
+}
+
+static int32_t pieces(int32_t n, int32_t edge)
+{
+    return n <= edge ? 1 : (n + edge - 1) / edge;
+}
+
+/* The grid with the shortest sum of the times that 1, 2, 4 and 8 threads take: how many there are
+ * must not matter. A tile of m x n takes as long as m n + SIDE_COST (m + n): a BLAS copies each
+ * operand into its own order first, which at sides of 256 is an eighth of the time. */
+static struct grid cut_product(int32_t m, int32_t n)
+{
+    struct grid best = {{0, 0}, {0, 0}};
+    int64_t least = INT64_MAX;
+    for (int32_t r = pieces(m, EDGE); r <= pieces(m, 2 * EDGE_MIN) * 2 - 1; r++) {
+        for (int32_t c = pieces(n, EDGE); c <= pieces(n, 2 * EDGE_MIN) * 2 - 1; c++) {
+            struct grid g = {cut_side(m, r), cut_side(n, c)};
+            int64_t tiles = (int64_t)g.rows.count * g.cols.count, rounds = 0;
+            int64_t high = g.rows.size, wide = g.cols.size;
+            for (int64_t threads = 1; threads <= 8; threads *= 2)
+                rounds += (tiles + threads - 1) / threads;
+            int64_t time = rounds * (high * wide + SIDE_COST * (high + wide));
+            if (time < least) {
+                least = time;
+                best = g;
+            }
+        }
+    }
+    return best;
 }
 
 struct gemm_work {
     const struct slide_gemm *g;
     struct slide_device *device;
     const struct slide_cpu_loops *loops;
-    struct cut rows, cols;
+    struct grid grid;
     slide_word failed;
 };
 
-/* A tile of an operand, FP32, either in place or widened to `scratch`. */
+/* A part of an operand, FP32, either in place or widened to `scratch`. */
 struct operand {
     const float *p;
     int ld;
 };
 
+/* `n` rows or columns from `outer` on and `k` products from `inner` on. Stored [n, k] or, with
+ * `trans`, [k, n]. */
 static struct operand operand(const struct gemm_work *w, const void *base, int64_t ld, bool trans,
-                              int64_t outer, int64_t n, int64_t k, float *scratch)
+                              int64_t outer, int64_t n, int64_t inner, int64_t k, float *scratch)
 {
-    /* Stored [n, k] or, transposed, [k, n]; the tile begins at `outer` in the n direction. */
-    int64_t offset = trans ? outer : outer * ld;
+    int64_t offset = trans ? inner * ld + outer : outer * ld + inner;
     if (w->g->in_type == SLIDE_F32)
         return (struct operand){(const float *)base + offset, (int)ld};
     int64_t rows = trans ? k : n, cols = trans ? n : k;
@@ -49,15 +87,13 @@ static struct operand operand(const struct gemm_work *w, const void *base, int64
     return (struct operand){scratch, (int)cols};
 }
 
-/* What the product is added to; 1 when there is something. */
-static int start_tile(const struct gemm_work *w, float *c, int64_t ldc, int64_t row, int64_t col,
-                      int64_t m, int64_t n)
+/* What the product is added to. */
+static void start_tile(const struct gemm_work *w, float *c, int64_t ldc, int64_t row, int64_t col,
+                       int64_t m, int64_t n)
 {
     const struct slide_gemm *g = w->g;
     int64_t offset = row * g->ldo + col;
     size_t size = slide_dtype_size(g->out_type);
-    if (!g->add && !g->bias)
-        return 0;
     if (g->add) {
         const void *add = (const char *)g->add + (size_t)offset * size;
         if (add != c)
@@ -73,21 +109,22 @@ static int start_tile(const struct gemm_work *w, float *c, int64_t ldc, int64_t 
         for (int64_t r = 0; r < m; r++)
             w->loops->add(c + r * ldc, wide, n);
     }
-    return 1;
 }
 
 static void tile(void *ctx, int64_t i, int worker)
 {
     struct gemm_work *w = ctx;
     const struct slide_gemm *g = w->g;
-    int64_t row = i / w->cols.count * w->rows.size, col = i % w->cols.count * w->cols.size;
-    int64_t m = g->m - row < w->rows.size ? g->m - row : w->rows.size;
-    int64_t n = g->n - col < w->cols.size ? g->n - col : w->cols.size;
+    struct cut rows = w->grid.rows, cols = w->grid.cols;
+    int64_t row = i / cols.count * rows.size, col = i % cols.count * cols.size;
+    int64_t m = g->m - row < rows.size ? g->m - row : rows.size;
+    int64_t n = g->n - col < cols.size ? g->n - col : cols.size;
     bool wide_in = g->in_type != SLIDE_F32, wide_out = g->out_type != SLIDE_F32;
+    int64_t block = wide_in && g->k > K_BLOCK ? K_BLOCK : g->k;
     float *scratch = NULL;
-    size_t a_room = wide_in ? (size_t)m * (size_t)g->k : 0;
-    size_t b_room = wide_in ? (size_t)n * (size_t)g->k : 0;
-    size_t c_room = wide_out ? (size_t)m * (size_t)n : 0;
+    size_t a_room = wide_in ? (size_t)(m * block) : 0;
+    size_t b_room = wide_in ? (size_t)(n * block) : 0;
+    size_t c_room = wide_out ? (size_t)(m * n) : 0;
     if (a_room + b_room + c_room) {
         scratch = slide_cpu_scratch(w->device, worker, a_room + b_room + c_room);
         if (!scratch) {
@@ -97,12 +134,18 @@ static void tile(void *ctx, int64_t i, int worker)
     }
     float *c = wide_out ? scratch + a_room + b_room : (float *)g->out + row * g->ldo + col;
     int64_t ldc = wide_out ? n : g->ldo;
-    struct operand a = operand(w, g->a, g->lda, g->trans_a, row, m, g->k, scratch);
-    /* b is stored [k, n], or [n, k] when transposed: the other way round than a. */
-    struct operand b = operand(w, g->b, g->ldb, !g->trans_b, col, n, g->k, scratch + a_room);
-    int beta = start_tile(w, c, ldc, row, col, m, n);
-    w->device->sgemm(ROW_MAJOR, g->trans_a ? TRANS : NO_TRANS, g->trans_b ? TRANS : NO_TRANS,
-                     (int)m, (int)n, g->k, 1.0f, a.p, a.ld, b.p, b.ld, (float)beta, c, (int)ldc);
+    bool started = g->add || g->bias || !g->k;
+    if (started)
+        start_tile(w, c, ldc, row, col, m, n);
+    for (int64_t at = 0; at < g->k; at += block) {
+        int64_t k = g->k - at < block ? g->k - at : block;
+        struct operand a = operand(w, g->a, g->lda, g->trans_a, row, m, at, k, scratch);
+        /* b is stored [k, n], or [n, k] when transposed: the other way round than a. */
+        struct operand b = operand(w, g->b, g->ldb, !g->trans_b, col, n, at, k, scratch + a_room);
+        float beta = started || at ? 1.0f : 0.0f;
+        w->device->sgemm(ROW_MAJOR, g->trans_a ? TRANS : NO_TRANS, g->trans_b ? TRANS : NO_TRANS,
+                         (int)m, (int)n, (int)k, 1.0f, a.p, a.ld, b.p, b.ld, beta, c, (int)ldc);
+    }
     if (wide_out)
         w->loops->narrow(SLIDE_BF16, (uint16_t *)g->out + row * g->ldo + col, g->ldo, c, ldc, m, n);
 }
@@ -110,12 +153,13 @@ static void tile(void *ctx, int64_t i, int worker)
 int slide_cpu_gemm_run(struct slide_lane *lane, const void *args, struct slide_err *err)
 {
     const struct slide_gemm *g = args;
+    if (g->m < 1 || g->n < 1)
+        return 0;
     struct gemm_work w = {.g = g,
                           .device = lane->device,
                           .loops = slide_cpu_loops_get(lane->device->isa),
-                          .rows = cut_side(g->m),
-                          .cols = cut_side(g->n)};
-    slide_pool_for(lane->device->pool, (int64_t)w.rows.count * w.cols.count, tile, &w);
+                          .grid = cut_product(g->m, g->n)};
+    slide_pool_for(lane->device->pool, (int64_t)w.grid.rows.count * w.grid.cols.count, tile, &w);
     if (slide_word_get(&w.failed))
         return slide_err_set(err, SLIDE_EMEM, "host: no scratch memory for gemm %d x %d x %d", g->m,
                              g->n, g->k);

@@ -30,7 +30,8 @@ struct slide_device {
     struct slide_device_head head;
     struct slide_device_options options;
     enum slide_isa isa;
-    struct slide_pool *pool; /* the compute lane's */
+    struct slide_lane *compute; /* the one that runs kernels; NULL: not open */
+    struct slide_pool *pool;    /* its threads */
     slide_cpu_sgemm_fn *sgemm;
     struct slide_cpu_scratch *scratch; /* [threads] */
 };
@@ -40,9 +41,9 @@ struct slide_lane {
     struct slide_cpu_lane_inside *inside;
 };
 
-int slide_cpu_enqueue(struct slide_lane *lane, bool always,
-                      int (*run)(struct slide_lane *, const void *, struct slide_err *),
-                      const void *args, size_t bytes, struct slide_err *err);
+typedef int slide_cpu_run_fn(struct slide_lane *lane, const void *args, struct slide_err *err);
+int slide_cpu_enqueue(struct slide_lane *lane, bool always, slide_cpu_run_fn *run, const void *args,
+                      size_t bytes, struct slide_err *err);
 
 /* `floats` of the worker's scratch memory; NULL when there is none. */
 float *slide_cpu_scratch(struct slide_device *device, int worker, size_t floats);
@@ -51,12 +52,9 @@ float *slide_cpu_scratch(struct slide_device *device, int worker, size_t floats)
 slide_cpu_sgemm_fn *slide_cpu_sgemm_get(const char *path, struct slide_err *err);
 
 /* cpu_gemm.c, cpu_attn.c, cpu_kernels.c: what runs on the compute lane. */
-int slide_cpu_gemm_run(struct slide_lane *lane, const void *args, struct slide_err *err);
-int slide_cpu_attn_fwd_run(struct slide_lane *lane, const void *args, struct slide_err *err);
-int slide_cpu_attn_bwd_run(struct slide_lane *lane, const void *args, struct slide_err *err);
+slide_cpu_run_fn slide_cpu_gemm_run, slide_cpu_attn_fwd_run, slide_cpu_attn_bwd_run;
 size_t slide_cpu_attn_workspace(struct slide_device *device, const struct slide_attn *attn);
 /* The kernel as a command; NULL for an unknown one. */
-typedef int slide_cpu_run_fn(struct slide_lane *lane, const void *args, struct slide_err *err);
 slide_cpu_run_fn *slide_cpu_kernel_run(enum slide_kernel kernel);
 
 /* What a kernel's command carries: act and the kernel's own arguments. */

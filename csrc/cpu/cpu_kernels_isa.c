@@ -165,7 +165,7 @@ INLINE void swiglu_fwd_body(enum slide_dtype act, const struct slide_swiglu_fwd_
         {
             int64_t n = cols - c;
             v16 g = load(gu, c, n, act), u = load(gu, cols + c, n, act);
-            store(out, c, n, round_act(g * sigmoid(g), act) * u, act);
+            store(out, c, n, round_act(g / (splat(1) + exp16(-g)), act) * u, act);
         }
     }
 }
