@@ -3,7 +3,8 @@
  * DESIGN. The driver walks the stage list once and enqueues; lanes and events keep the order that
  * the list's dependencies ask for. It blocks in three places only: for a unit that another rank has
  * not finished updating (slide_deliver_full), for a gradient slot whose last gradient has not been
- * copied out yet, and at the end for the results.
+ * copied out yet, and at the end for the results. A lane that is full makes it wait as well, where
+ * nothing is looked at, so signals and the abort word are also looked at before each micro-batch.
  *
  *   h2d lane       inputs, then weights: waits for slot.free, records slot.ready
  *   compute lane   waits for slot.ready, runs the unit on every micro-batch, records slot.free and
@@ -41,6 +42,7 @@ struct slide_pipe {
     struct slot *slot; /* [slots + 2] */
     struct grad *grad; /* [GRADS + 2] */
     struct slide_event *inputs;
+    double looked; /* time of the last check_stop */
 };
 
 static int plan_memory(struct slide_pipe *pipe, struct slide_err *err)
@@ -222,6 +224,18 @@ static struct slide_program program_of(struct slide_pipe *pipe, const struct sli
                                   .fresh = m == 0};
 }
 
+static int check_stop(struct slide_pipe *pipe, struct slide_err *err)
+{
+    const struct slide_waiter *local = &pipe->o.host->local;
+    if (slide_word_get(local->abort))
+        return slide_err_set(err, SLIDE_EPEER, "another rank has failed");
+    double now = slide_time();
+    if (!local->poll || now - pipe->looked < 0.05)
+        return 0;
+    pipe->looked = now;
+    return local->poll(local->arg, err);
+}
+
 static int run_fetch(struct slide_pipe *pipe, const struct slide_stage *stage,
                      const struct slide_pass *pass, struct slide_err *err)
 {
@@ -257,7 +271,7 @@ static int run_forward(struct slide_pipe *pipe, const struct slide_stage *stage,
         return -1;
     for (int m = 0; m < pass->count; m++) {
         struct slide_program program = program_of(pipe, stage, m);
-        if (slide_program_forward(&program, ops, err))
+        if (check_stop(pipe, err) || slide_program_forward(&program, ops, err))
             return -1;
     }
     return slide_event_record(pipe->slot[stage->slot].free, pipe->compute, err);
@@ -291,7 +305,7 @@ static int run_head(struct slide_pipe *pipe, const struct slide_stage *stage,
     }
     for (int m = 0; m < pass->count; m++) {
         struct slide_program program = program_of(pipe, stage, m);
-        if (slide_program_head(&program, &head, err))
+        if (check_stop(pipe, err) || slide_program_head(&program, &head, err))
             return -1;
     }
     if (tied && slide_event_record(pipe->slot[slot].free, pipe->compute, err))
@@ -314,7 +328,8 @@ static int run_backward(struct slide_pipe *pipe, const struct slide_stage *stage
     int again = block && !pipe->o.keep ? slide_unit_recompute_end(model, stage->unit) : 0;
     for (int m = 0; m < pass->count; m++) {
         struct slide_program program = program_of(pipe, stage, m);
-        if (slide_program_forward(&program, again, err) || slide_program_backward(&program, err))
+        if (check_stop(pipe, err) || slide_program_forward(&program, again, err) ||
+            slide_program_backward(&program, err))
             return -1;
     }
     return block ? slide_event_record(pipe->slot[stage->slot].free, pipe->compute, err) : 0;
