@@ -6,11 +6,6 @@
 #include "base/shm.h"
 #include "device/device.h"
 
-static PyObject *decode(const char *text)
-{
-    return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
-}
-
 static int put(PyObject *dict, const char *key, PyObject *value)
 {
     int failed = !value || PyDict_SetItemString(dict, key, value);
@@ -26,7 +21,7 @@ static PyObject *backends(void)
     for (int i = 0; dict && list[i]; i++) {
         struct slide_err err = SLIDE_ERR_INIT;
         const char *text = list[i]->available(&err) ? err.text : "";
-        if (put(dict, list[i]->name, decode(text)))
+        if (put(dict, list[i]->name, slide_py_text(text)))
             Py_CLEAR(dict);
     }
     return dict;
@@ -38,8 +33,8 @@ static PyObject *variables(void)
     const struct slide_env_entry *entry = slide_env_list(&count);
     PyObject *list = PyList_New(0);
     for (int i = 0; list && i < count; i++) {
-        PyObject *row =
-            Py_BuildValue("sss", entry[i].name, slide_env_get(entry[i].name), entry[i].meaning);
+        PyObject *row = Py_BuildValue(
+            "sNs", entry[i].name, slide_py_text(slide_env_get(entry[i].name)), entry[i].meaning);
         if (!row || PyList_Append(list, row))
             Py_CLEAR(list);
         Py_XDECREF(row);
@@ -51,11 +46,13 @@ PyObject *slide_py_env(PyObject *module, PyObject *args, PyObject *kwargs)
 {
     (void)module;
     static char *names[] = {"blas", NULL};
+    PyObject *object = NULL;
     const char *path = "";
     uint64_t room;
     char source[256], blas[700];
     struct slide_err err = SLIDE_ERR_INIT;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|s:env", names, &path))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:env", names, &object) ||
+        (object && slide_py_str(object, "blas", &path)))
         return NULL;
     slide_shm_room(&room, source, sizeof source);
     if (slide_backend_text("cpu", path, blas, sizeof blas, &err))
@@ -66,10 +63,10 @@ PyObject *slide_py_env(PyObject *module, PyObject *args, PyObject *kwargs)
     if (put(dict, "isa", PyUnicode_FromString(slide_isa_name(slide_isa_get()))) ||
         put(dict, "isa_best", PyUnicode_FromString(slide_isa_name(slide_isa_best()))) ||
         put(dict, "cpus", PyLong_FromLong(slide_pool_cpus(NULL, 0))) ||
-        put(dict, "blas", decode(blas)) ||
+        put(dict, "blas", slide_py_text(blas)) ||
         put(dict, "memory_free", PyLong_FromUnsignedLongLong(room)) ||
-        put(dict, "memory_source", PyUnicode_FromString(source)) ||
-        put(dict, "backends", backends()) || put(dict, "variables", variables()))
+        put(dict, "memory_source", slide_py_text(source)) || put(dict, "backends", backends()) ||
+        put(dict, "variables", variables()))
         Py_CLEAR(dict);
     return dict;
 }

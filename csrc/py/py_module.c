@@ -1,22 +1,28 @@
-/* The module `slidedp._slidedp`: multi-phase initialisation, module state, errors as exceptions. */
+/* The module `slidedp._slidedp`: multi-phase initialisation, module state, errors as exceptions.
+ * There is no Python object outside the state, so importing twice makes two independent modules. */
 #include "py/py.h"
 
-#include <errno.h>
-
-#include "base/log.h"
+#include <string.h>
 
 struct slide_py_state *slide_py_state_of(PyObject *module)
 {
     return PyModule_GetState(module);
 }
 
-/* Adds a note to the pending exception `error`; failing to is no reason to lose it. */
+PyObject *slide_py_text(const char *text)
+{
+    return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "backslashreplace");
+}
+
+/* Failing to add a note is no reason to lose the error. */
 static void add_note(PyObject *error, const char *text)
 {
-    PyObject *result = PyObject_CallMethod(error, "add_note", "s", text);
+    PyObject *note = slide_py_text(text);
+    PyObject *result = note ? PyObject_CallMethod(error, "add_note", "O", note) : NULL;
     if (!result)
         PyErr_Clear();
     Py_XDECREF(result);
+    Py_XDECREF(note);
 }
 
 PyObject *slide_py_raise(struct slide_py_state *state, const struct slide_err *err)
@@ -25,14 +31,14 @@ PyObject *slide_py_raise(struct slide_py_state *state, const struct slide_err *e
         return NULL;
     PyObject *class = err->code > SLIDE_OK && err->code < SLIDE_CODE_COUNT
                           ? state->error_class[err->code]
-                          : PyExc_RuntimeError;
-    PyObject *text = PyUnicode_DecodeUTF8(err->text, (Py_ssize_t)strlen(err->text), "replace");
+                          : PyExc_SystemError;
+    PyObject *text = slide_py_text(err->code > SLIDE_OK ? err->text : "failed without a cause");
     if (!text)
         return NULL;
     /* OSError(errno, text) becomes FileNotFoundError and so on by itself. */
-    PyObject *error = class == PyExc_OSError && err->os
-                          ? PyObject_CallFunction(class, "iO", err->os, text)
-                          : PyObject_CallFunctionObjArgs(class, text, NULL);
+    bool os = err->os && PyType_IsSubtype((PyTypeObject *)class, (PyTypeObject *)PyExc_OSError);
+    PyObject *error = os ? PyObject_CallFunction(class, "iO", err->os, text)
+                         : PyObject_CallFunctionObjArgs(class, text, NULL);
     Py_DECREF(text);
     if (!error)
         return NULL;
@@ -62,8 +68,9 @@ static int module_exec(PyObject *module)
     Py_CLEAR(builtins);
     if (slide_py_numpy_init())
         return -1;
-    state->engine_type = PyType_FromModuleAndSpec(module, &slide_py_engine_spec, NULL);
-    if (!state->engine_type || PyModule_AddType(module, (PyTypeObject *)state->engine_type))
+    state->engine_type =
+        (PyTypeObject *)PyType_FromModuleAndSpec(module, &slide_py_engine_spec, NULL);
+    if (!state->engine_type || PyModule_AddType(module, state->engine_type))
         return -1;
     return PyModule_AddStringConstant(module, "__version__", SLIDE_VERSION);
 fail:
@@ -91,25 +98,32 @@ static int module_clear(PyObject *module)
 
 static void module_free(void *module)
 {
+    slide_py_pools_free(slide_py_state_of(module));
     module_clear(module);
 }
 
-#define FUNCTION(name, function, flags, doc)                                                       \
-    {name, (PyCFunction)(void (*)(void))(function), flags, doc}
+#define FUNCTION(name, flags, signature, doc)                                                      \
+    {#name, (PyCFunction)(void (*)(void))slide_py_##name, flags,                                   \
+     #name "($module" signature ")\n--\n\n" doc}
 
 static PyMethodDef methods[] = {
-    FUNCTION("env", slide_py_env, METH_VARARGS | METH_KEYWORDS,
+    FUNCTION(env, METH_VARARGS | METH_KEYWORDS, ", blas=''",
              "What this installation finds and uses."),
-    FUNCTION("model_types", slide_py_model_types, METH_NOARGS, "The model_types that work."),
-    FUNCTION("adamw", slide_py_adamw, METH_VARARGS | METH_KEYWORDS,
-             "AdamW on planes in place; returns the number of non-finite gradients."),
-    FUNCTION("triad", slide_py_triad, METH_VARARGS | METH_KEYWORDS, "a = b + 3 c."),
+    FUNCTION(model_types, METH_NOARGS, "", "The model_types that work."),
+    FUNCTION(adamw, METH_VARARGS | METH_KEYWORDS,
+             ", planes, grad, *, lr, beta1, beta2, epsilon, weight_decay, step, isa='', threads=1, "
+             "chunk=0",
+             "AdamW on planes, in place; returns the number of non-finite gradients."),
+    FUNCTION(triad, METH_VARARGS | METH_KEYWORDS, ", a, b, c, threads=1",
+             "a = b + 3 c, the STREAM triad, with ordinary stores."),
+    FUNCTION(kernel, METH_VARARGS | METH_KEYWORDS, ", name, dtype, args, threads=1",
+             "Runs one kernel, gemm or attention of the CPU backend on NumPy arrays."),
     {NULL, NULL, 0, NULL},
 };
 
 static PyModuleDef_Slot slots[] = {
     {Py_mod_exec, module_exec},
-#if PY_VERSION_HEX >= 0x030c0000
+#ifdef Py_mod_multiple_interpreters
     {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
 #endif
     {0, NULL},

@@ -1,333 +1,283 @@
-/* The dict that Engine is opened with, key by key. An unknown key, a wrong type or a value out of
- * range is an error that names the key; a key that is absent keeps its default. */
-#include <math.h>
+/* The dicts that the engine takes: Spec, Part and MicroBatch of _slidedp.pyi, as tables. What only
+ * the trainer can judge (a learning rate, ids against the vocabulary) is left to it; here are types
+ * and what the C struct can hold.
+ * Called by py_engine.c. */
 #include <string.h>
 
 #include "py/py.h"
 
-int slide_py_int(PyObject *value, const char *key, long long low, long long high, long long *out)
-{
-    if (PyBool_Check(value) || !PyIndex_Check(value)) {
-        PyErr_Format(PyExc_TypeError, "%s: an int is wanted, not %.100s", key,
-                     Py_TYPE(value)->tp_name);
-        return -1;
-    }
-    PyObject *number = PyNumber_Index(value);
-    if (!number)
-        return -1;
-    int overflow;
-    long long x = PyLong_AsLongLongAndOverflow(number, &overflow);
-    Py_DECREF(number);
-    if (x == -1 && PyErr_Occurred())
-        return -1;
-    if (overflow || x < low || x > high) {
-        PyErr_Format(PyExc_ValueError, "%s: %R is not in %lld to %lld", key, value, low, high);
-        return -1;
-    }
-    *out = x;
-    return 0;
-}
+#define COUNT(table) (sizeof(table) / sizeof *(table))
 
-int slide_py_float(PyObject *value, const char *key, double *out)
-{
-    if (PyBool_Check(value) || (!PyFloat_Check(value) && !PyLong_Check(value))) {
-        PyErr_Format(PyExc_TypeError, "%s: a float is wanted, not %.100s", key,
-                     Py_TYPE(value)->tp_name);
-        return -1;
-    }
-    *out = PyFloat_AsDouble(value);
-    if (*out == -1.0 && PyErr_Occurred())
-        return -1;
-    if (!isfinite(*out)) {
-        PyErr_Format(PyExc_ValueError, "%s: %R is not finite", key, value);
-        return -1;
-    }
-    return 0;
-}
+/* In the order of enum slide_dtype. */
+static const char *const file_dtypes[] = {"F32", "BF16", "F16", NULL};
+static const char *const gradient_dtypes[] = {"float32", "bfloat16", NULL};
+static const char *const activations[] = {"recompute", "keep", NULL};
+static const char *const ropes[] = {"default", "linear", "llama3", NULL};
 
-int slide_py_text(PyObject *value, const char *key, const char **out)
-{
-    if (!PyUnicode_Check(value)) {
-        PyErr_Format(PyExc_TypeError, "%s: a str is wanted, not %.100s", key,
-                     Py_TYPE(value)->tp_name);
-        return -1;
-    }
-    Py_ssize_t size;
-    *out = PyUnicode_AsUTF8AndSize(value, &size);
-    if (!*out)
-        return -1;
-    if (strlen(*out) != (size_t)size) {
-        PyErr_Format(PyExc_ValueError, "%s: %R has a NUL character", key, value);
-        return -1;
-    }
-    return 0;
-}
+_Static_assert(SLIDE_F32 == 0 && SLIDE_BF16 == 1 && SLIDE_F16 == 2, "order of the names");
+_Static_assert(SLIDE_ROPE_DEFAULT == 0 && SLIDE_ROPE_LINEAR == 1 && SLIDE_ROPE_LLAMA3 == 2,
+               "order of the names");
 
-int slide_py_dtype(PyObject *value, const char *key, enum slide_dtype *out)
-{
-    static const struct {
-        const char *name;
-        enum slide_dtype dtype;
-    } names[] = {{"F32", SLIDE_F32},
-                 {"BF16", SLIDE_BF16},
-                 {"F16", SLIDE_F16},
-                 {"float32", SLIDE_F32},
-                 {"bfloat16", SLIDE_BF16}};
-    const char *text;
-    if (slide_py_text(value, key, &text))
-        return -1;
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (!strcmp(names[i].name, text)) {
-            *out = names[i].dtype;
-            return 0;
-        }
-    PyErr_Format(PyExc_ValueError, "%s: unknown number format %R", key, value);
-    return -1;
-}
+/* ---- Spec ---- */
 
-/* A field of a C struct and how to read it. */
-enum field_kind { INT32, INT64, UINT64, INT, BOOL, FLAG32, DOUBLE, TEXT, DTYPE };
+#define MODEL(name, kind, least, most)                                                             \
+    {#name, kind, true, offsetof(struct slide_config, name), least, most, NULL, 0, 0}
 
-struct field {
-    const char *key;
-    enum field_kind kind;
-    size_t offset;
-    long long low, high;
+/* ModelConfig.to_spec() gives all of them; slide_model_init checks what they mean. */
+static const struct slide_py_field model_fields[] = {
+    {.key = "model_type", .required = true},
+    MODEL(hidden, SLIDE_PY_INT32, 0, INT32_MAX),
+    MODEL(layers, SLIDE_PY_INT32, 0, INT32_MAX),
+    MODEL(heads, SLIDE_PY_INT32, 0, INT32_MAX),
+    MODEL(kv_heads, SLIDE_PY_INT32, 0, INT32_MAX),
+    MODEL(head_dim, SLIDE_PY_INT32, 0, INT32_MAX),
+    MODEL(inter, SLIDE_PY_INT32, 0, INT32_MAX),
+    MODEL(vocab, SLIDE_PY_INT32, 0, INT32_MAX),
+    MODEL(rms_eps, SLIDE_PY_DOUBLE, 0, 0),
+    MODEL(tied, SLIDE_PY_FLAG, 0, 0),
+    MODEL(padding_idx, SLIDE_PY_INT32, -1, INT32_MAX),
+    MODEL(qkv_bias, SLIDE_PY_FLAG, 0, 0),
+    MODEL(o_bias, SLIDE_PY_FLAG, 0, 0),
+    MODEL(mlp_bias, SLIDE_PY_FLAG, 0, 0),
+    MODEL(sliding_window, SLIDE_PY_INT32, 0, INT32_MAX),
+    {.key = "layer_slides", .required = true},
+    {.key = "rope",
+     .kind = SLIDE_PY_CHOICE,
+     .required = true,
+     .offset = offsetof(struct slide_config, rope),
+     .choices = ropes},
+    MODEL(rope_theta, SLIDE_PY_DOUBLE, 0, 0),
+    MODEL(rope_factor, SLIDE_PY_DOUBLE, 0, 0),
+    MODEL(rope_low, SLIDE_PY_DOUBLE, 0, 0),
+    MODEL(rope_high, SLIDE_PY_DOUBLE, 0, 0),
+    MODEL(rope_original, SLIDE_PY_INT32, 0, INT32_MAX),
 };
 
-static int read_bool(PyObject *value, const char *key, bool *out)
+#define SPEC(name, kind, least, most)                                                              \
+    {#name, kind, false, offsetof(struct slide_train_spec, name), least, most, NULL, 0, 0}
+#define NEEDED(name, kind, least, most)                                                            \
+    {#name, kind, true, offsetof(struct slide_train_spec, name), least, most, NULL, 0, 0}
+
+static const struct slide_py_field spec_fields[] = {
+    {.key = "model", .required = true},
+    SPEC(rank, SLIDE_PY_INT, 0, INT32_MAX),
+    SPEC(world, SLIDE_PY_INT, 1, INT32_MAX),
+    SPEC(rendezvous, SLIDE_PY_STR, 0, 0),
+    SPEC(agreement, SLIDE_PY_STR, 0, 0),
+    SPEC(device, SLIDE_PY_STR, 0, 0),
+    SPEC(device_index, SLIDE_PY_INT, 0, INT32_MAX),
+    SPEC(bf16, SLIDE_PY_BOOL, 0, 0),
+    {.key = "gradient_dtype",
+     .kind = SLIDE_PY_CHOICE,
+     .offset = offsetof(struct slide_train_spec, gradient_dtype),
+     .choices = gradient_dtypes},
+    SPEC(threads, SLIDE_PY_INT, 0, SLIDE_PY_THREADS_MAX),
+    SPEC(blas, SLIDE_PY_PATH, 0, 0),
+    NEEDED(max_tokens, SLIDE_PY_INT64, 1, INT32_MAX),
+    NEEDED(max_seq, SLIDE_PY_INT32, 1, INT32_MAX),
+    SPEC(micro_batches, SLIDE_PY_INT, 1, 1 << 20),
+    {.key = "activations"},
+    SPEC(slots, SLIDE_PY_INT, 2, 1 << 16),
+    SPEC(chunk_bytes, SLIDE_PY_UINT64, 1, 1 << 30),
+    SPEC(head_rows, SLIDE_PY_INT32, 1, INT32_MAX),
+    SPEC(overlap, SLIDE_PY_BOOL, 0, 0),
+    SPEC(keep_gradients, SLIDE_PY_BOOL, 0, 0),
+    SPEC(timeout, SLIDE_PY_DOUBLE, 0, 1 << 30),
+    SPEC(beta1, SLIDE_PY_DOUBLE, 0, 1),
+    SPEC(beta2, SLIDE_PY_DOUBLE, 0, 1),
+    SPEC(epsilon, SLIDE_PY_DOUBLE, 0, 0),
+    SPEC(weight_decay, SLIDE_PY_DOUBLE, 0, 0),
+};
+
+static int read_model(PyObject *dict, struct slide_config *config, PyObject *keep)
 {
-    if (!PyBool_Check(value)) {
-        PyErr_Format(PyExc_TypeError, "%s: True or False is wanted, not %.100s", key,
-                     Py_TYPE(value)->tp_name);
+    const char *type;
+    if (slide_py_fields(dict, "spec: model", model_fields, COUNT(model_fields), config, keep))
+        return -1;
+    PyObject *name = slide_py_item(dict, "model_type", keep);
+    PyObject *slides = name ? slide_py_item(dict, "layer_slides", keep) : NULL;
+    if (!slides || slide_py_str(name, "spec: model: model_type", &type))
+        return -1;
+    if (strlen(type) >= sizeof config->model_type) {
+        PyErr_Format(PyExc_ValueError, "spec: model: model_type: %.100R is too long", name);
         return -1;
     }
-    *out = value == Py_True;
+    strcpy(config->model_type, type);
+    config->layer_slides = NULL;
+    if (slides == Py_None)
+        return 0;
+    if (!PyBytes_Check(slides)) {
+        PyErr_Format(PyExc_TypeError,
+                     "spec: model: layer_slides: bytes or None are wanted, not %.100s",
+                     Py_TYPE(slides)->tp_name);
+        return -1;
+    }
+    if (PyBytes_GET_SIZE(slides) != config->layers) {
+        PyErr_Format(PyExc_ValueError, "spec: model: layer_slides: %zd bytes for %d layers",
+                     PyBytes_GET_SIZE(slides), config->layers);
+        return -1;
+    }
+    for (int i = 0; i < config->layers; i++)
+        if ((unsigned char)PyBytes_AS_STRING(slides)[i] > 1) {
+            PyErr_Format(PyExc_ValueError, "spec: model: layer_slides: byte %d is not 0 or 1", i);
+            return -1;
+        }
+    config->layer_slides = (uint8_t *)PyBytes_AS_STRING(slides); /* slide_model_init copies it */
     return 0;
 }
 
-static int read_field(const struct field *f, PyObject *value, void *base)
+int slide_py_spec(PyObject *dict, struct slide_train_spec *spec, PyObject *keep)
 {
-    char *at = (char *)base + f->offset;
-    long long number = 0;
-    bool flag = false;
-    switch (f->kind) {
-    case INT32:
-    case INT64:
-    case UINT64:
-    case INT:
-        if (slide_py_int(value, f->key, f->low, f->high, &number))
-            return -1;
-        if (f->kind == INT32)
-            *(int32_t *)at = (int32_t)number;
-        else if (f->kind == INT64)
-            *(int64_t *)at = number;
-        else if (f->kind == UINT64)
-            *(uint64_t *)at = (uint64_t)number;
-        else
-            *(int *)at = (int)number;
-        return 0;
-    case BOOL:
-    case FLAG32:
-        if (read_bool(value, f->key, &flag))
-            return -1;
-        if (f->kind == BOOL)
-            *(bool *)at = flag;
-        else
-            *(int32_t *)at = flag;
-        return 0;
-    case DOUBLE:
-        return slide_py_float(value, f->key, (double *)at);
-    case TEXT:
-        return slide_py_text(value, f->key, (const char **)at);
-    case DTYPE:
-        return slide_py_dtype(value, f->key, (enum slide_dtype *)at);
-    }
-    return -1;
-}
-
-/* Reads every key of dict that `fields` has; others are left for `other`, or are an error. */
-static int read_dict(PyObject *dict, const char *what, const struct field *fields, size_t count,
-                     void *base, int (*other)(const char *, PyObject *, void *), void *arg)
-{
-    PyObject *key, *value;
-    Py_ssize_t at = 0;
-    while (PyDict_Next(dict, &at, &key, &value)) {
-        const char *name;
-        size_t i = 0;
-        if (slide_py_text(key, what, &name))
-            return -1;
-        while (i < count && strcmp(fields[i].key, name))
-            i++;
-        if (i < count ? read_field(&fields[i], value, base) : other(name, value, arg))
-            return -1;
-    }
-    return 0;
-}
-
-#define CONFIG(key, kind, field, low, high)                                                        \
-    {key, kind, offsetof(struct slide_config, field), low, high}
-#define SPEC(key, kind, field, low, high)                                                          \
-    {key, kind, offsetof(struct slide_train_spec, field), low, high}
-
-static const struct field config_fields[] = {
-    CONFIG("hidden", INT32, hidden, 0, INT32_MAX),
-    CONFIG("layers", INT32, layers, 0, INT32_MAX),
-    CONFIG("heads", INT32, heads, 0, INT32_MAX),
-    CONFIG("kv_heads", INT32, kv_heads, 0, INT32_MAX),
-    CONFIG("head_dim", INT32, head_dim, 0, INT32_MAX),
-    CONFIG("inter", INT32, inter, 0, INT32_MAX),
-    CONFIG("vocab", INT32, vocab, 0, INT32_MAX),
-    CONFIG("rms_eps", DOUBLE, rms_eps, 0, 0),
-    CONFIG("tied", FLAG32, tied, 0, 0),
-    CONFIG("padding_idx", INT32, padding_idx, -1, INT32_MAX),
-    CONFIG("qkv_bias", FLAG32, qkv_bias, 0, 0),
-    CONFIG("o_bias", FLAG32, o_bias, 0, 0),
-    CONFIG("mlp_bias", FLAG32, mlp_bias, 0, 0),
-    CONFIG("sliding_window", INT32, sliding_window, 0, INT32_MAX),
-    CONFIG("rope_theta", DOUBLE, rope_theta, 0, 0),
-    CONFIG("rope_factor", DOUBLE, rope_factor, 0, 0),
-    CONFIG("rope_low", DOUBLE, rope_low, 0, 0),
-    CONFIG("rope_high", DOUBLE, rope_high, 0, 0),
-    CONFIG("rope_original", INT32, rope_original, 0, INT32_MAX),
-};
-
-static const struct field spec_fields[] = {
-    SPEC("rank", INT, rank, 0, INT32_MAX),
-    SPEC("world", INT, world, 1, INT32_MAX),
-    SPEC("rendezvous", TEXT, rendezvous, 0, 0),
-    SPEC("agreement", TEXT, agreement, 0, 0),
-    SPEC("device", TEXT, device, 0, 0),
-    SPEC("device_index", INT, device_index, 0, INT32_MAX),
-    SPEC("bf16", BOOL, bf16, 0, 0),
-    SPEC("gradient_dtype", DTYPE, gradient_dtype, 0, 0),
-    SPEC("threads", INT, threads, 0, 4096),
-    SPEC("blas", TEXT, blas, 0, 0),
-    SPEC("max_tokens", INT64, max_tokens, 1, INT32_MAX),
-    SPEC("max_seq", INT32, max_seq, 1, INT32_MAX),
-    SPEC("micro_batches", INT, micro_batches, 1, 1 << 20),
-    SPEC("slots", INT, slots, 2, 1 << 16),
-    SPEC("chunk_bytes", UINT64, chunk_bytes, 1, 1ll << 40),
-    SPEC("head_rows", INT32, head_rows, 1, INT32_MAX),
-    SPEC("overlap", BOOL, overlap, 0, 0),
-    SPEC("keep_gradients", BOOL, keep_gradients, 0, 0),
-    SPEC("timeout", DOUBLE, timeout, 0, 0),
-    SPEC("beta1", DOUBLE, beta1, 0, 0),
-    SPEC("beta2", DOUBLE, beta2, 0, 0),
-    SPEC("epsilon", DOUBLE, epsilon, 0, 0),
-    SPEC("weight_decay", DOUBLE, weight_decay, 0, 0),
-};
-
-struct target {
-    struct slide_train_spec *spec;
-    uint8_t *slides;
-    Py_ssize_t slide_count;
-};
-
-static int config_other(const char *key, PyObject *value, void *arg)
-{
-    struct target *t = arg;
-    struct slide_config *c = &t->spec->config;
-    const char *text;
-    if (!strcmp(key, "model_type")) {
-        if (slide_py_text(value, key, &text))
-            return -1;
-        if (strlen(text) >= sizeof c->model_type) {
-            PyErr_Format(PyExc_ValueError, "model_type: %R is too long", value);
-            return -1;
-        }
-        strcpy(c->model_type, text);
-        return 0;
-    }
-    if (!strcmp(key, "rope")) {
-        static const char *const names[] = {"default", "linear", "llama3"};
-        if (slide_py_text(value, key, &text))
-            return -1;
-        for (int i = 0; i < 3; i++)
-            if (!strcmp(names[i], text)) {
-                c->rope = (enum slide_rope_kind)i;
-                return 0;
-            }
-        PyErr_Format(PyExc_ValueError, "rope: %R is not default, linear or llama3", value);
-        return -1;
-    }
-    if (!strcmp(key, "layer_slides")) {
-        if (value == Py_None)
-            return 0;
-        if (!PyBytes_Check(value)) {
-            PyErr_SetString(PyExc_TypeError, "layer_slides: bytes or None are wanted");
-            return -1;
-        }
-        t->slide_count = PyBytes_GET_SIZE(value);
-        t->slides = PyMem_Malloc((size_t)t->slide_count + 1);
-        if (!t->slides) {
-            PyErr_NoMemory();
-            return -1;
-        }
-        memcpy(t->slides, PyBytes_AS_STRING(value), (size_t)t->slide_count);
-        return 0;
-    }
-    PyErr_Format(PyExc_TypeError, "the model has an unknown key '%s'", key);
-    return -1;
-}
-
-static int spec_other(const char *key, PyObject *value, void *arg)
-{
-    struct target *t = arg;
-    const char *text;
-    if (!strcmp(key, "activations")) {
-        if (slide_py_text(value, key, &text))
-            return -1;
-        t->spec->keep_activations = !strcmp(text, "keep");
-        if (!t->spec->keep_activations && strcmp(text, "recompute")) {
-            PyErr_Format(PyExc_ValueError, "activations: %R is not recompute or keep", value);
-            return -1;
-        }
-        return 0;
-    }
-    if (!strcmp(key, "model")) {
-        if (!PyDict_Check(value)) {
-            PyErr_SetString(PyExc_TypeError, "model: a dict is wanted");
-            return -1;
-        }
-        return read_dict(value, "model", config_fields,
-                         sizeof config_fields / sizeof *config_fields, &t->spec->config,
-                         config_other, t);
-    }
-    PyErr_Format(PyExc_TypeError, "Engine has no setting '%s'", key);
-    return -1;
-}
-
-int slide_py_spec(PyObject *dict, struct slide_train_spec *spec, uint8_t **slides)
-{
-    struct target t = {.spec = spec};
+    int choice = 0;
+    static const struct slide_py_field activation_field = {
+        .key = "activations", .kind = SLIDE_PY_CHOICE, .choices = activations};
     *spec = SLIDE_TRAIN_SPEC_INIT;
-    spec->config.padding_idx = -1;
-    *slides = NULL;
-    if (!PyDict_Check(dict)) {
-        PyErr_Format(PyExc_TypeError, "Engine is opened with a dict, not %.100s",
-                     Py_TYPE(dict)->tp_name);
+    if (slide_py_fields(dict, "spec", spec_fields, COUNT(spec_fields), spec, keep))
         return -1;
-    }
-    if (!PyDict_GetItemString(dict, "model")) {
-        PyErr_SetString(PyExc_TypeError, "Engine needs the key 'model'");
+    PyObject *model = slide_py_item(dict, "model", keep);
+    if (!model || read_model(model, &spec->config, keep))
         return -1;
-    }
-    int failed = read_dict(dict, "spec", spec_fields, sizeof spec_fields / sizeof *spec_fields,
-                           spec, spec_other, &t);
+    PyObject *kept = slide_py_item(dict, "activations", keep);
+    if (!kept && PyErr_Occurred())
+        return -1;
+    if (kept && slide_py_value(&activation_field, kept, "spec: activations", &choice, keep))
+        return -1;
+    spec->keep_activations = choice == 1;
     /* FP32 throughout means FP32 on the wire too, unless somebody asked for something else. */
-    if (!failed && !spec->bf16 && !PyDict_GetItemString(dict, "gradient_dtype"))
+    if (!spec->bf16 && !slide_py_item(dict, "gradient_dtype", keep)) {
+        if (PyErr_Occurred())
+            return -1;
         spec->gradient_dtype = SLIDE_F32;
-    if (!failed && t.slides && t.slide_count != spec->config.layers) {
-        PyErr_Format(PyExc_ValueError, "layer_slides has %zd entries for %d layers", t.slide_count,
-                     spec->config.layers);
-        failed = -1;
     }
-    if (failed) {
-        PyMem_Free(t.slides);
-        return -1;
-    }
-    spec->config.layer_slides = t.slides;
-    *slides = t.slides;
     return 0;
+}
+
+/* ---- Part ---- */
+
+#define PART(name, kind, most)                                                                     \
+    {#name, kind, true, offsetof(struct slide_part, name), 0, most, NULL, 0, 0}
+
+static const struct slide_py_field part_fields[] = {
+    PART(name, SLIDE_PY_STR, 0),
+    PART(path, SLIDE_PY_PATH, 0),
+    PART(offset, SLIDE_PY_UINT64, INT64_MAX / 2), /* + 8 count is still an off_t */
+    PART(count, SLIDE_PY_UINT64, INT64_MAX / 16),
+    {.key = "dtype",
+     .kind = SLIDE_PY_CHOICE,
+     .required = true,
+     .offset = offsetof(struct slide_part, dtype),
+     .choices = file_dtypes},
+};
+
+/* The items of a sequence as a tuple of our own, kept by `keep`; a lone str or dict is a mistake.
+ */
+static PyObject *items_of(PyObject *sequence, const char *what, Py_ssize_t most, PyObject *keep)
+{
+    if (PyUnicode_Check(sequence) || PyDict_Check(sequence) || !PySequence_Check(sequence)) {
+        PyErr_Format(PyExc_TypeError, "%s: a sequence of dicts is wanted, not %.100s", what,
+                     Py_TYPE(sequence)->tp_name);
+        return NULL;
+    }
+    PyObject *tuple = PySequence_Tuple(sequence);
+    if (!tuple)
+        return NULL;
+    if (PyTuple_GET_SIZE(tuple) > most)
+        PyErr_Format(PyExc_ValueError, "%s: %zd of them, at most %zd", what,
+                     PyTuple_GET_SIZE(tuple), most);
+    bool good = PyTuple_GET_SIZE(tuple) <= most && !PyList_Append(keep, tuple);
+    Py_DECREF(tuple);
+    return good ? tuple : NULL;
+}
+
+struct slide_part *slide_py_parts(PyObject *sequence, int *count, PyObject *keep)
+{
+    PyObject *items = items_of(sequence, "parts", INT32_MAX / 64, keep);
+    if (!items)
+        return NULL;
+    Py_ssize_t n = PyTuple_GET_SIZE(items);
+    struct slide_part *part = PyMem_Calloc((size_t)n + 1, sizeof *part);
+    if (!part) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        char what[32];
+        PyOS_snprintf(what, sizeof what, "part %zd", i);
+        if (slide_py_fields(PyTuple_GET_ITEM(items, i), what, part_fields, COUNT(part_fields),
+                            &part[i], keep)) {
+            PyMem_Free(part);
+            return NULL;
+        }
+    }
+    *count = (int)n;
+    return part;
+}
+
+/* ---- MicroBatch ---- */
+
+static const struct slide_py_field batch_fields[] = {
+    {.key = "input_ids", .required = true, .offset = offsetof(struct slide_batch, ids)},
+    {.key = "labels", .offset = offsetof(struct slide_batch, labels)},
+    {.key = "positions", .offset = offsetof(struct slide_batch, positions)},
+    {.key = "first", .offset = offsetof(struct slide_batch, first)},
+};
+
+int slide_py_batch(PyObject *dict, const char *what, struct slide_batch *batch, PyObject *keep)
+{
+    *batch = (struct slide_batch){0};
+    if (slide_py_fields(dict, what, batch_fields, COUNT(batch_fields), batch, keep))
+        return -1;
+    for (size_t i = 0; i < COUNT(batch_fields); i++) {
+        struct slide_py_array array;
+        char name[64];
+        PyObject *value = slide_py_item(dict, batch_fields[i].key, keep);
+        if (!value && PyErr_Occurred())
+            return -1;
+        if (!value)
+            continue;
+        PyOS_snprintf(name, sizeof name, "%s: %s", what, batch_fields[i].key);
+        if (slide_py_borrow(value, name, SLIDE_PY_I32, 2, false, &array))
+            return -1;
+        if (array.count < 1 || array.count > INT32_MAX) {
+            PyErr_Format(PyExc_ValueError,
+                         "%s: the shape is [%zd, %zd], 1 to 2^31 - 1 tokens "
+                         "are wanted",
+                         name, array.shape[0], array.shape[1]);
+            return -1;
+        }
+        if (i == 0) {
+            batch->rows = (int32_t)array.shape[0];
+            batch->seq = (int32_t)array.shape[1];
+        } else if (array.shape[0] != batch->rows || array.shape[1] != batch->seq) {
+            PyErr_Format(PyExc_ValueError,
+                         "%s: the shape is [%zd, %zd], that of input_ids [%d, %d]", name,
+                         array.shape[0], array.shape[1], batch->rows, batch->seq);
+            return -1;
+        }
+        *(const void **)((char *)batch + batch_fields[i].offset) = array.data;
+    }
+    return 0;
+}
+
+struct slide_batch *slide_py_batches(PyObject *sequence, int *count, PyObject *keep)
+{
+    PyObject *items = items_of(sequence, "batches", 1 << 20, keep);
+    if (!items)
+        return NULL;
+    Py_ssize_t n = PyTuple_GET_SIZE(items);
+    struct slide_batch *batch = PyMem_Calloc((size_t)n + 1, sizeof *batch);
+    if (!batch) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        char what[32];
+        PyOS_snprintf(what, sizeof what, "micro-batch %zd", i);
+        if (slide_py_batch(PyTuple_GET_ITEM(items, i), what, &batch[i], keep)) {
+            PyMem_Free(batch);
+            return NULL;
+        }
+    }
+    *count = (int)n;
+    return batch;
 }
