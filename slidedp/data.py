@@ -161,6 +161,8 @@ def _end_token(folder: Path, tokenizer: Any) -> int | None:
 
 def _int32(values: Any, name: str) -> NDArray[np.int32]:
     array = np.asarray(values)
+    if array.size == 0:
+        array = array.astype(np.int32)  # an empty list has no type of its own
     if array.dtype.kind not in "iu":
         raise DataError(f"{name}: integers are wanted, not {array.dtype}")
     if array.size and (array.min() < -(2**31) or array.max() >= 2**31):

@@ -15,6 +15,7 @@ from types import FrameType
 GRACE = 6.0  # seconds that the others have to end by themselves, with their own message
 POLL = 0.05
 PR_SET_PDEATHSIG = 1
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run(world: int, command: Sequence[str], threads: int = 0) -> int:
@@ -36,8 +37,15 @@ class _Launcher:
         self.signal = 0
 
     def run(self) -> int:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._forward)
+        before = {s: signal.signal(s, self._forward) for s in FORWARDED}
+        try:
+            self._start()
+            return self._watch()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _start(self) -> None:
         common = {
             "WORLD_SIZE": str(self.world),
             "LOCAL_WORLD_SIZE": str(self.world),
@@ -52,7 +60,6 @@ class _Launcher:
                     self.command, env=env, preexec_fn=_die_with_parent, start_new_session=True
                 )
             )
-        return self._watch()
 
     def _watch(self) -> int:
         """Waits for all; from the first failure on, only for GRACE."""

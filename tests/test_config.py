@@ -492,10 +492,26 @@ VALUES = st.recursive(
 )
 OTHER_KEYS = [
     *NEUTRAL,
-    *"model_type text_config dtype torch_dtype rope_scaling rope_parameters rope_theta".split(),
-    *"sliding_window use_sliding_window max_window_layers layer_types head_dim".split(),
-    *"tie_word_embeddings pad_token_id eos_token_id hidden_act num_experts rope_type type".split(),
-    *"final_logit_softcapping residual_multiplier attention_dropout".split(),
+    *[
+        "model_type",
+        "text_config",
+        "dtype",
+        "torch_dtype",
+        "rope_scaling",
+        "rope_parameters",
+        "rope_theta",
+    ],
+    *["sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "head_dim"],
+    *[
+        "tie_word_embeddings",
+        "pad_token_id",
+        "eos_token_id",
+        "hidden_act",
+        "num_experts",
+        "rope_type",
+        "type",
+    ],
+    *["final_logit_softcapping", "residual_multiplier", "attention_dropout"],
 ]
 
 
@@ -534,16 +550,16 @@ def test_mutated_configs_load_or_are_refused(
         return
     spec = config.to_spec()
     assert spec["model_type"] in MODEL_TYPES
-    for key in "hidden layers heads kv_heads head_dim inter vocab".split():
+    for key in ["hidden", "layers", "heads", "kv_heads", "head_dim", "inter", "vocab"]:
         assert type(spec[key]) is int
         assert 1 <= spec[key] < 2**31
     assert spec["heads"] % spec["kv_heads"] == 0
     assert spec["head_dim"] % 2 == 0
     assert (spec["heads"] + 2 * spec["kv_heads"]) * spec["head_dim"] < 2**31
-    for key in "rms_eps rope_theta rope_factor".split():
+    for key in ["rms_eps", "rope_theta", "rope_factor"]:
         assert type(spec[key]) is float
         assert 0 < spec[key] < float("inf")
-    for key in "tied qkv_bias o_bias mlp_bias".split():
+    for key in ["tied", "qkv_bias", "o_bias", "mlp_bias"]:
         assert type(spec[key]) is bool
     slides = spec["layer_slides"]
     assert slides is None or (len(slides) == spec["layers"] and spec["sliding_window"] > 0)

@@ -1,6 +1,6 @@
 """Ranks that die, stand still or fail: every other rank ends within seconds, names rank and cause,
-and leaves nothing behind; a run right after works. One stage, action and rank at a time, three ranks;
-`--slow` runs all combinations."""
+and leaves nothing behind; a run right after works. One stage, action and rank at a time, three
+ranks; `--slow` runs all combinations."""
 
 from __future__ import annotations
 

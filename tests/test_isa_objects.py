@@ -38,8 +38,11 @@ def disassemble(source: Path, isa: str, folder: Path) -> str:
             *FLAGS[isa],
             f"-DSLIDE_ISA_SUFFIX={isa}",
             f"-I{CSRC}",
-        ]
-        + ["-c", str(source), "-o", str(target)],
+            "-c",
+            str(source),
+            "-o",
+            str(target),
+        ],
         check=True,
     )
     return subprocess.run(

@@ -1,5 +1,5 @@
-"""Host memory: one copy of the states, 12 bytes a parameter, whatever the number of ranks; no second
-copy while loading; nothing that grows with the number of steps."""
+"""Host memory: one copy of the states, 12 bytes a parameter, whatever the number of ranks; no
+second copy while loading; nothing that grows with the number of steps."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def test_states_are_one_copy(sizable: Path, tmp_path: Path, world: int) -> None:
         # Staging is taken with the states but is not theirs.
         assert abs(segment - staging - states) <= 0.01 * states, (when, segment, staging, states)
         assert abs(segment - plan["host_bytes"]) <= 0.01 * plan["host_bytes"]
-    # Loading holds no second copy: what a rank has of its own is the printed workspace, the loader's
-    # pieces, and the interpreter.
+    # Loading holds no second copy: what a rank has of its own is the printed workspace, the
+    # loader's pieces, and the interpreter.
     for report in reports:
         own = report["loaded"]["other"] - report["before"]["other"]
         room = plan["device_bytes"] + 0.05 * states + (24 << 20)

@@ -1,6 +1,6 @@
 """Loops that must leave nothing behind: `extension_leaks.py engines|errors|results|modules`.
 
-Each runs its loop once to warm up, then again and again, and fails when memory, Python blocks,
+Each runs its loop to warm up, then again, and fails when memory, Python blocks,
 threads or file descriptors grow with the number of rounds.
 """
 
@@ -11,7 +11,6 @@ import gc
 import importlib.machinery
 import importlib.util
 import sys
-import tracemalloc
 import weakref
 from collections.abc import Callable
 
@@ -100,30 +99,21 @@ def main() -> None:
         "modules": modules,
     }
 
-    def measure() -> tuple[int, int, int]:
+    def measure() -> tuple[int, int, int, int]:
         gc.collect()
-        return resident(), threads(), descriptors()
+        return resident(), sys.getallocatedblocks(), threads(), descriptors()
 
-    for _ in range(20):
+    for _ in range(rounds):
         work[mode]()
     before = measure()
     for _ in range(rounds):
         work[mode]()
     after = measure()
-    # Python's own blocks, apart: tracemalloc slows the loop down and uses memory itself.
-    tracemalloc.start()
-    for _ in range(5):
-        work[mode]()
-    gc.collect()
-    traced = tracemalloc.get_traced_memory()[0]
-    for _ in range(20):
-        work[mode]()
-    gc.collect()
-    growth = tracemalloc.get_traced_memory()[0] - traced
-    print(f"{mode}: {rounds} rounds, {after[0] - before[0]} bytes resident, {growth} traced")
-    assert after[1:] == before[1:], f"threads, descriptors: {before[1:]} before, {after[1:]} after"
-    assert after[0] - before[0] < 3 << 20, "resident memory"
-    assert growth < 20 * 64, "Python memory"  # less than one small object a round
+    grown, blocks, more_threads, more_files = (b - a for a, b in zip(before, after, strict=True))
+    print(f"{mode}: {rounds} rounds, {grown} bytes resident, {blocks} Python blocks")
+    assert (more_threads, more_files) == (0, 0), "threads, file descriptors"
+    assert blocks < rounds // 2, "a Python object a round"
+    assert grown < 3 << 20, "resident memory"
     engine.close()
 
 
