@@ -5,13 +5,14 @@ second, and raises the first error of any rank with the rank as a note.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, TypedDict, final, type_check_only
 
 import numpy as np
 from numpy.typing import NDArray
 
 __version__: str
 
+@type_check_only
 class Spec(TypedDict, total=False):
     """What `Engine` is opened with. Required unless a default stands beside it."""
 
@@ -43,12 +44,13 @@ class Spec(TypedDict, total=False):
 
 # A tensor's bytes in a file: name (str, without "model." prefix), path (str), offset (int, of the
 # first byte in the file), dtype ("F32" | "BF16" | "F16"), count (int, elements).
-Part = Mapping[str, Any]
+_Part = Mapping[str, Any]
 # int32, C-contiguous [B, T] each: input_ids; optionally labels (shifted already: labels[b, t] is
 # the target of position t, -100 for none), positions, and first (the index in the row of the first
 # token that t may attend to by its document; the window is added by the engine).
-MicroBatch = Mapping[str, NDArray[np.int32]]
+_MicroBatch = Mapping[str, NDArray[np.int32]]
 
+@type_check_only
 class StepOut(TypedDict):
     loss: float  # sum over valid targets of all ranks / their number
     targets: int  # valid targets of all ranks
@@ -61,25 +63,26 @@ class StepOut(TypedDict):
     exposed_update_seconds: float  # from the end of backward to the last update
     step: int  # updates done so far
 
+@final
 class Engine:
     """One rank of a training: device, share of the host state, schedule."""
 
     def __new__(cls, spec: Spec) -> Engine: ...
     def load(
-        self, parts: Sequence[Part], progress: Callable[[int, int], None] | None = None
+        self, parts: Sequence[_Part], progress: Callable[[int, int], None] | None = None
     ) -> None:
         """Reads this rank's slices of `parts` into the planes, then waits for all ranks. Every
         tensor of the model must be covered. `progress(bytes done, bytes in all)` of this rank."""
     def store(
-        self, parts: Sequence[Part], progress: Callable[[int, int], None] | None = None
+        self, parts: Sequence[_Part], progress: Callable[[int, int], None] | None = None
     ) -> None:
         """Writes this rank's slices into files of full size, then waits for all ranks."""
     def init(self, seed: int, std: float) -> None:
         """Fills the masters: matrices from N(0, std), gains 1, biases 0. Same for any world."""
-    def step(self, batches: Sequence[MicroBatch], lr: float) -> StepOut: ...
-    def evaluate(self, batches: Sequence[MicroBatch]) -> tuple[float, int]:
+    def step(self, batches: Sequence[_MicroBatch], lr: float) -> StepOut: ...
+    def evaluate(self, batches: Sequence[_MicroBatch]) -> tuple[float, int]:
         """(sum of the loss over valid targets, their number), of this rank alone."""
-    def logits(self, batch: MicroBatch) -> NDArray[np.float32]:
+    def logits(self, batch: _MicroBatch) -> NDArray[np.float32]:
         """[B, T, V]."""
     def tensor(self, name: str, what: str) -> NDArray[np.float32]:
         """what: "master" | "exp_avg" | "exp_avg_sq" | "grad"; [rows, cols], or [rows]."""

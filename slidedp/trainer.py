@@ -204,9 +204,9 @@ class Trainer:
 
         batch: one micro-batch or a list of them, each with `input_ids` and `labels` (unshifted,
         -100 masked), optionally `attention_mask`, `position_ids`, `document_ids`: integers
-        [B, T]. The loss is the sum over the valid targets of all ranks divided by their number. lr: of this
-        step, default args.learning_rate. Raises ValueError for bad data, before anything changes;
-        RuntimeError for a gradient with Inf or NaN, after it has been applied.
+        [B, T]. The loss is the sum over the valid targets of all ranks divided by their number.
+        lr: of this step, default args.learning_rate. Raises ValueError for bad data, before
+        anything changes; RuntimeError for a gradient with Inf or NaN, after it has been applied.
         """
         batches = [batch] if isinstance(batch, Mapping) else list(batch)
         rate = self.args.learning_rate if lr is None else float(lr)

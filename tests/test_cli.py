@@ -161,7 +161,8 @@ def launch(tmp_path: Path, ranks: int, text: str) -> subprocess.CompletedProcess
 
 def test_run_sets_torchruns_variables(tmp_path: Path) -> None:
     names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
-    text = f"import os, sys\nprint([os.environ[n] for n in {names}] + sys.argv[1:])"
+    line = f"str([os.environ[n] for n in {names}] + sys.argv[1:]) + chr(10)"
+    text = f"import os, sys\nsys.stdout.write({line})"  # one write: lines don't mix
     result = launch(tmp_path, 3, text)
     assert result.returncode == 0, result.stderr
     lines = sorted(result.stdout.splitlines())

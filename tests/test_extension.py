@@ -10,8 +10,10 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import UserDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,7 @@ from slidedp import _slidedp
 ISOLATED = Path(__file__).parent / "isolated"
 VOCAB, SEQ = 67, 8
 IDS = (np.arange(2 * SEQ, dtype=np.int32) * 7 % VOCAB).reshape(2, SEQ)
-BATCH: _slidedp.MicroBatch = {"input_ids": IDS, "labels": np.roll(IDS, -1, axis=1)}
+BATCH: dict[str, Any] = {"input_ids": IDS, "labels": np.roll(IDS, -1, axis=1)}
 ISAS = ["base", "avx2", "avx512"]
 HYPER = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.99, "epsilon": 1e-8, "weight_decay": 0.1, "step": 3}
 
@@ -287,6 +289,12 @@ def step_keys() -> set[str]:
     return {line.split(":")[0].strip() for line in lines[start + 1 : lines.index("", start)]}
 
 
+def test_any_mapping_is_a_batch(engine: _slidedp.Engine) -> None:
+    expected = engine.evaluate([BATCH])
+    assert engine.evaluate((UserDict(BATCH),)) == expected
+    assert engine.evaluate([MappingProxyType(BATCH)]) == expected
+
+
 def test_step_and_readers(engine: _slidedp.Engine) -> None:
     logits = engine.logits({"input_ids": IDS})
     assert (logits.shape, logits.dtype) == ((2, SEQ, VOCAB), np.float32)
@@ -361,8 +369,8 @@ def test_plan_has_plain_values(engine: _slidedp.Engine) -> None:
 # ---- parts and progress ----
 
 
-def make_parts(engine: _slidedp.Engine, path: Path, dtype: str = "F32") -> list[_slidedp.Part]:
-    parts: list[_slidedp.Part] = []
+def make_parts(engine: _slidedp.Engine, path: Path, dtype: str = "F32") -> list[dict[str, Any]]:
+    parts: list[dict[str, Any]] = []
     offset = 8
     for name, shape, _ in engine.tensors():
         count = int(np.prod(shape))
