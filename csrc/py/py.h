@@ -76,6 +76,8 @@ struct slide_py_field {
     int mode;                   /* how it is used */
 };
 
+/* The mapping itself if it is a dict, else a copy as one, which `keep` owns. */
+PyObject *slide_py_dict(PyObject *mapping, const char *what, PyObject *keep);
 /* Reads dict into the struct at `base`. Keys that are not in the table, required ones that are
  * missing and values of a wrong type are TypeErrors, values out of range ValueErrors; all name
  * `what` and the key. Absent keys leave their field as it is. `keep`, a list, gets every object
@@ -95,7 +97,7 @@ int slide_py_spec(PyObject *dict, struct slide_train_spec *spec, PyObject *keep)
 struct slide_part *slide_py_parts(PyObject *sequence, int *count, PyObject *keep);
 /* A sequence of MicroBatch, or one. Arrays live as long as `keep`. */
 struct slide_batch *slide_py_batches(PyObject *sequence, int *count, PyObject *keep);
-int slide_py_batch(PyObject *dict, const char *what, struct slide_batch *batch, PyObject *keep);
+int slide_py_batch(PyObject *mapping, const char *what, struct slide_batch *batch, PyObject *keep);
 
 /* ---- py_numpy.c ---- */
 enum slide_py_element { SLIDE_PY_I32, SLIDE_PY_F32, SLIDE_PY_U16, SLIDE_PY_I16 };

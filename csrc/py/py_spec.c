@@ -203,8 +203,8 @@ struct slide_part *slide_py_parts(PyObject *sequence, int *count, PyObject *keep
     for (Py_ssize_t i = 0; i < n; i++) {
         char what[32];
         PyOS_snprintf(what, sizeof what, "part %zd", i);
-        if (slide_py_fields(PyTuple_GET_ITEM(items, i), what, part_fields, COUNT(part_fields),
-                            &part[i], keep)) {
+        PyObject *dict = slide_py_dict(PyTuple_GET_ITEM(items, i), what, keep);
+        if (!dict || slide_py_fields(dict, what, part_fields, COUNT(part_fields), &part[i], keep)) {
             PyMem_Free(part);
             return NULL;
         }
@@ -222,10 +222,11 @@ static const struct slide_py_field batch_fields[] = {
     {.key = "first", .offset = offsetof(struct slide_batch, first)},
 };
 
-int slide_py_batch(PyObject *dict, const char *what, struct slide_batch *batch, PyObject *keep)
+int slide_py_batch(PyObject *mapping, const char *what, struct slide_batch *batch, PyObject *keep)
 {
+    PyObject *dict = slide_py_dict(mapping, what, keep);
     *batch = (struct slide_batch){0};
-    if (slide_py_fields(dict, what, batch_fields, COUNT(batch_fields), batch, keep))
+    if (!dict || slide_py_fields(dict, what, batch_fields, COUNT(batch_fields), batch, keep))
         return -1;
     for (size_t i = 0; i < COUNT(batch_fields); i++) {
         struct slide_py_array array;

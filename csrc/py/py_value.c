@@ -186,6 +186,20 @@ PyObject *slide_py_item(PyObject *dict, const char *key, PyObject *keep)
     return value && !PyList_Append(keep, value) ? value : NULL;
 }
 
+PyObject *slide_py_dict(PyObject *mapping, const char *what, PyObject *keep)
+{
+    if (PyDict_Check(mapping))
+        return mapping;
+    if (!PyObject_HasAttrString(mapping, "keys")) {
+        wrong_type(mapping, what, "a dict");
+        return NULL;
+    }
+    PyObject *dict = PyDict_New();
+    bool good = dict && !PyDict_Update(dict, mapping) && !PyList_Append(keep, dict);
+    Py_XDECREF(dict);
+    return good ? dict : NULL;
+}
+
 static bool known(PyObject *key, const struct slide_py_field *field, size_t count)
 {
     for (size_t i = 0; i < count; i++)
