@@ -103,8 +103,12 @@ static void gemm_tiles_one(struct rig *r)
     static const int32_t sizes[][3] = {{577, 643, 65}, {33, 1100, 1031}, {2049, 17, 19}};
     for (int i = 0; i < (int)COUNT(sizes) * 3 * 4; i++, rig_drop(r)) {
         int way = i / (int)COUNT(sizes), size = i % (int)COUNT(sizes), type = way / 4;
-        struct gemm_case c = {sizes[size][0], sizes[size][1], sizes[size][2], way % 2, way / 2 % 2,
-                              types[type][0], types[type][1], i % 3,          i % 2,   i % 4};
+        struct gemm_case c = {
+            sizes[size][0],   sizes[size][1],
+            sizes[size][2],   way % 2,
+            way / 2 % 2,      types[type][0],
+            types[type][1],   (way + size + type) % 3, /* not in step with the sizes */
+            (way + type) % 2, size};
         gemm_run(r, &c);
     }
 }
