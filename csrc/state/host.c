@@ -164,7 +164,7 @@ int slide_host_first_error(struct slide_host *host, struct slide_err *err)
     if (word == 0 || word > SLIDE_RANKS_MAX)
         return 0;
     const struct slide_rank_page *page = &host->header->rank[word - 1];
-    if (page->culprit == host->rank && err && err->code)
+    if (page->culprit == host->rank && err->code && err->code != SLIDE_EPEER)
         return 0; /* our own, told with more detail already */
     *err = SLIDE_ERR_INIT;
     slide_err_set(err, page->culprit == host->rank ? (enum slide_code)page->code : SLIDE_EPEER,

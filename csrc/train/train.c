@@ -15,7 +15,8 @@
 
 int slide_train_fail(struct slide_train *train, bool broken, struct slide_err *err)
 {
-    train->failed |= broken;
+    if (broken)
+        train->failed = true;
     if (train->host_ready) {
         slide_host_post(&train->host, err);
         slide_host_first_error(&train->host, err);

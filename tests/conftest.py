@@ -1,0 +1,42 @@
+"""Options and fixtures of all tests: tiny checkpoints of every family, made by transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import families
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", default="cpu", choices=("cpu", "cuda"), help="where to compute")
+    parser.addoption("--slow", action="store_true", help="run the tests marked slow as well")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--slow"):
+        for item in items:
+            if "slow" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="takes minutes; runs with --slow"))
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> str:
+    """The device that trainers of this run compute on."""
+    return str(request.config.getoption("--device"))
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> families.Checkpoints:
+    """`checkpoints(case)`: the folder of a tiny checkpoint of families.CASES, made once."""
+    return families.Checkpoints(tmp_path_factory.mktemp("checkpoints"))
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(checkpoints: families.Checkpoints) -> Path:
+    return checkpoints("llama3")
+
+
+@pytest.fixture(scope="session")
+def tiny_llama_tied(checkpoints: families.Checkpoints) -> Path:
+    return checkpoints("llama-tied")
