@@ -1,5 +1,5 @@
-"""A training step on the CPU against PyTorch eager, in one run: FP32, the same model, batch, threads
-and AdamW (fused in PyTorch), activations kept in both.
+"""A training step on the CPU against PyTorch eager, in one run: FP32, the same model, batch,
+threads and AdamW (fused in PyTorch), activations kept in both.
 
     python benchmarks/bench_cpu_step.py [--checkpoint DIR] [--rows 4] [--length 256] [--json FILE]
 

@@ -1,5 +1,5 @@
-"""What training should give, in PyTorch: plain AdamW in FP32, and the semantics of BF16 weights from
-FP32 masters. Used by the trajectory tests and by benchmarks."""
+"""What training should give, in PyTorch: plain AdamW in FP32, and the semantics of BF16 weights
+cast from FP32 masters. Used by the trajectory tests."""
 
 from __future__ import annotations
 
