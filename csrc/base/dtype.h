@@ -42,8 +42,8 @@ static inline uint16_t slide_f32_to_bf16(float x)
     return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 }
 
-float slide_f16_to_f32(uint16_t x);    /* exact, subnormals included */
-uint16_t slide_f32_to_f16(float x);    /* round to nearest, ties to even */
+float slide_f16_to_f32(uint16_t x); /* exact, subnormals included */
+uint16_t slide_f32_to_f16(float x); /* round to nearest, ties to even */
 
 /* Master weights: hi is the master rounded to nearest, ties away from zero; lo is what that took
  * away. (hi, lo) is the master bit for bit, for every finite value. */

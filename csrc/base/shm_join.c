@@ -26,12 +26,12 @@
 #include "mem.h"
 #include "shm_packet.h"
 
-#define STRANGERS 16         /* connections that have not said which rank they are */
-#define GRACE 2.0            /* seconds for late ranks to be told, and for a stranger to speak */
+#define STRANGERS 16 /* connections that have not said which rank they are */
+#define GRACE 2.0    /* seconds for late ranks to be told, and for a stranger to speak */
 #define TICK_MS 50
 
 struct peer {
-    int fd; /* -1: not in use */
+    int fd;   /* -1: not in use */
     int rank; /* -1: has not said */
     int ready;
     double since;
@@ -245,8 +245,8 @@ static void missing(const struct server *s, bool ready, char *text, size_t size)
         if (there)
             continue;
         if (used < sizeof list) /* else the list is cut, but the count goes on */
-            used += (size_t)snprintf(list + used, sizeof list - used, "%s%d", count ? ", " : "",
-                                     rank);
+            used +=
+                (size_t)snprintf(list + used, sizeof list - used, "%s%d", count ? ", " : "", rank);
         count++;
     }
     snprintf(text, size, "rank%s %s of %d", count == 1 ? "" : "s", list, s->world);
@@ -275,9 +275,10 @@ static int meet(struct server *s, bool ready, const struct patience *patience,
                 return -1;
             }
             missing(s, ready, who, sizeof who);
-            return slide_err_set(err, SLIDE_ETIME, "waiting for all ranks to meet: %s not %s after "
-                                 "%.3g s", who, ready ? "ready" : "there",
-                                 patience->waiter->deadline);
+            return slide_err_set(err, SLIDE_ETIME,
+                                 "waiting for all ranks to meet: %s not %s after "
+                                 "%.3g s",
+                                 who, ready ? "ready" : "there", patience->waiter->deadline);
         }
         if (turn(s, err))
             return -1;
@@ -324,8 +325,12 @@ int slide_shm_serve(struct slide_shm *shm, const char *name, int world, const ch
                     int *pids, const struct slide_waiter *waiter, struct slide_err *err)
 {
     struct slide_err local = SLIDE_ERR_INIT; /* what the others are told, too */
-    struct server s = {.agreement = agreement, .world = world, .pids = pids,
-                       .listener = -1, .places = world - 1 + STRANGERS, .bad = SLIDE_ERR_INIT};
+    struct server s = {.agreement = agreement,
+                       .world = world,
+                       .pids = pids,
+                       .listener = -1,
+                       .places = world - 1 + STRANGERS,
+                       .bad = SLIDE_ERR_INIT};
     struct patience patience = {waiter, slide_time()};
     int rc = -1;
 

@@ -156,8 +156,7 @@ static int cgroup_path(const char *root, int version, char *path)
 static void cgroups(struct room *room, int version)
 {
     char mount[PATH_SIZE], shown[PATH_SIZE], path[PATH_SIZE], directory[2 * PATH_SIZE];
-    if (cgroup_path(room->root, version, path) ||
-        cgroup_mount(room->root, version, mount, shown))
+    if (cgroup_path(room->root, version, path) || cgroup_mount(room->root, version, mount, shown))
         return;
 
     /* The path counts from the root of the hierarchy, the mount may begin further down. */

@@ -77,9 +77,8 @@ static int wait(slide_word *word, uint32_t value, bool change, const struct slid
             if (waiter->deadline > 0) {
                 double left = start + waiter->deadline - time;
                 if (left <= 0)
-                    return slide_err_set(err, SLIDE_ETIME,
-                                         "waiting for %s: not there after %.3g s", what,
-                                         waiter->deadline);
+                    return slide_err_set(err, SLIDE_ETIME, "waiting for %s: not there after %.3g s",
+                                         what, waiter->deadline);
                 if (left < slice)
                     slice = left;
             }

@@ -14,8 +14,8 @@
 typedef _Atomic uint32_t slide_word;
 
 struct slide_waiter {
-    slide_word *abort;     /* != 0: give up with SLIDE_EPEER; NULL: none */
-    double deadline;       /* seconds that one wait may last; <= 0: for ever */
+    slide_word *abort; /* != 0: give up with SLIDE_EPEER; NULL: none */
+    double deadline;   /* seconds that one wait may last; <= 0: for ever */
     /* Called in the waiting thread about every 50 ms while it waits; -1 ends the wait with what it
      * put into err. NULL: none. */
     int (*poll)(void *arg, struct slide_err *err);

@@ -23,7 +23,7 @@ struct slide_train {
     int threads;
     bool layout_ready, host_ready;
     bool loaded;
-    _Atomic bool failed; /* abort may come from any thread */
+    _Atomic bool failed;        /* abort may come from any thread */
     uint64_t step;              /* updates done */
     struct slide_adamw adam[2]; /* without and with decay, of the step under way */
     struct slide_plan_item plan[SLIDE_PLAN_MAX];

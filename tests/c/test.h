@@ -98,8 +98,8 @@ static inline bool test_wanted(const char *name, int argc, char **argv)
 static inline int test_main(const struct test_case *cases, int count, int argc, char **argv)
 {
     const char *seed = getenv("TEST_SEED"), *slash = strrchr(argv[0], '/');
-    test_seed = seed ? strtoull(seed, NULL, 10)
-                     : (uint64_t)time(NULL) * 1000003u + (uint64_t)getpid();
+    test_seed =
+        seed ? strtoull(seed, NULL, 10) : (uint64_t)time(NULL) * 1000003u + (uint64_t)getpid();
     test_seed += !test_seed; /* the generator stands still on 0 */
     alarm(TEST_SECONDS);
     int ran = 0;

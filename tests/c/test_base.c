@@ -181,8 +181,8 @@ static void bf16_and_master(void)
         if ((high & 0x7f80) == 0x7f80)
             continue; /* only finite values */
         for (size_t k = 0; k <= sizeof low / sizeof low[0]; k++) {
-            uint32_t rest = k < sizeof low / sizeof low[0] ? low[k]
-                                                           : (uint32_t)test_random(&state) & 0xffff;
+            uint32_t rest =
+                k < sizeof low / sizeof low[0] ? low[k] : (uint32_t)test_random(&state) & 0xffff;
             uint32_t bits = high << 16 | rest;
             uint16_t hi = slide_master_hi(bits);
             uint16_t even = slide_f32_to_bf16(slide_f32_from_bits(bits));
@@ -285,8 +285,8 @@ static void waits_between_threads(void)
 
 static void waits_between_processes(void)
 {
-    struct ping *ping = mmap(NULL, sizeof *ping, PROT_READ | PROT_WRITE,
-                             MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    struct ping *ping =
+        mmap(NULL, sizeof *ping, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (!CHECK(ping != MAP_FAILED))
         return;
     ping->rounds = 200;
@@ -597,9 +597,19 @@ static void faults(void)
     CHECK_ERR(&err, SLIDE_EDEVICE, "stage save");
 
     static const char *const bad[] = {
-        "x", "forward", "forward:0", "forward:0:explode", "sleep:0:kill", "forward:a:kill",
-        "forward:-1:kill", "forward:0:kill:0", "forward:0:kill:x", "forward:0:kill:1:1", ":::",
-        "forward:0:kill:", "forward:0:error:111111111111111111111111111111111111111111111111111111"
+        "x",
+        "forward",
+        "forward:0",
+        "forward:0:explode",
+        "sleep:0:kill",
+        "forward:a:kill",
+        "forward:-1:kill",
+        "forward:0:kill:0",
+        "forward:0:kill:x",
+        "forward:0:kill:1:1",
+        ":::",
+        "forward:0:kill:",
+        "forward:0:error:111111111111111111111111111111111111111111111111111111"
         "11111111111111111111111111111111111111111111111111111111111111111111111111"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         err = SLIDE_ERR_INIT;

@@ -89,7 +89,8 @@ static void check_room(struct tree *tree, uint64_t expected, const char *source)
 
 #define V2_MOUNT "31 23 0:28 / /sys/fs/cgroup rw shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
 #define V1_MOUNT                                                                                   \
-    "30 31 0:30 / /cg/cpu rw - cgroup cgroup rw,cpu\n31 30 0:32 / /cg/mem rw - cgroup c rw,memory\n"
+    "30 31 0:30 / /cg/cpu rw - cgroup cgroup rw,cpu\n31 30 0:32 / /cg/mem rw - cgroup c "          \
+    "rw,memory\n"
 
 static void room_of_trees(void)
 {
@@ -358,8 +359,8 @@ static void *be_rank(void *arg)
     r->rc = r->rank == 0 ? slide_shm_create(&shm, BYTES, BYTES, &r->err) : 0;
     if (!r->rc && r->rank == 0) {
         shm.base[BYTES - 1] = 99;
-        r->rc = slide_shm_serve(&shm, r->name, r->world, r->agreement, r->pids, &r->waiter,
-                                &r->err);
+        r->rc =
+            slide_shm_serve(&shm, r->name, r->world, r->agreement, r->pids, &r->waiter, &r->err);
     } else if (!r->rc) {
         r->rc = slide_shm_join(&shm, r->name, r->rank, r->world, r->agreement, r->pids, &r->waiter,
                                &r->err);
@@ -374,8 +375,12 @@ static void ranks_init(struct rank *ranks, int world, const char *agreement)
 {
     const char *name = fresh_name();
     for (int i = 0; i < world; i++)
-        ranks[i] = (struct rank){.rank = i, .world = world, .name = name, .agreement = agreement,
-                                 .waiter = {.deadline = 30}, .err = SLIDE_ERR_INIT};
+        ranks[i] = (struct rank){.rank = i,
+                                 .world = world,
+                                 .name = name,
+                                 .agreement = agreement,
+                                 .waiter = {.deadline = 30},
+                                 .err = SLIDE_ERR_INIT};
 }
 
 /* Runs them, and looks for descriptors that they left behind. */
