@@ -19,7 +19,6 @@ Three things are not a plain copy:
 import argparse
 import importlib.metadata
 import json
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -216,7 +215,7 @@ def convert(folder: Path, dtype: str = "bfloat16", source: Path | None = None) -
         write_json(draft / "tokenizer_config.json", make_tokenizer_config(meta))
         write_weights(reader, meta, draft / "model.safetensors", dtype)
         draft.chmod(0o755)
-        os.replace(draft, folder)
+        draft.rename(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
