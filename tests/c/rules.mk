@@ -5,8 +5,10 @@
 
 CBUILD ?= build/c
 # The CPU backend needs a BLAS; pip puts one into the virtual environment.
-SLIDE_BLAS ?= $(abspath $(firstword $(wildcard \
+ifeq ($(strip $(SLIDE_BLAS)),)
+SLIDE_BLAS := $(abspath $(firstword $(wildcard \
     .venv/lib/python3*/site-packages/scipy_openblas32/lib/libscipy_openblas.so)))
+endif
 export SLIDE_BLAS
 # Tests with threads, run under ThreadSanitizer.
 CTEST_THREADED ?= base shm train cpu
