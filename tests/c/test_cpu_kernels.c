@@ -226,7 +226,8 @@ static void rope_one(struct rig *r)
                 double cc = cosine[t * half + c % half], ss = sine[t * half + c % half];
                 double other = rig_get(act, x, c < half ? at + half : at - half);
                 double want = own * cc + (c < half ? -other : other) * ss;
-                rig_compare(&wy, act, at, rig_get(act, y, at), want, 0.05);
+                double terms = 0.1 * (fabs(own) + fabs(other)); /* they may cancel */
+                rig_compare(&wy, act, at, rig_get(act, y, at), want, terms);
                 rig_compare(&wb, act, at, rig_get(act, back, at), own * (cc * cc + ss * ss), 3);
             }
         }
