@@ -10,6 +10,7 @@ import pytest
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cpu", choices=("cpu", "cuda"), help="where to compute")
+    parser.addoption("--smollm2", help="an FP32 folder of SmolLM2-135M for tests/test_smollm2.py")
     parser.addoption("--slow", action="store_true", help="run the tests marked slow as well")
 
 

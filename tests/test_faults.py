@@ -120,6 +120,8 @@ def test_killed_launcher_leaves_no_rank(tiny_llama: Path, tmp_path: Path) -> Non
         time.sleep(0.05)
     process.kill()
     process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
     left = wait_gone(output, 10.0)
     for pid in left:
         os.kill(pid, signal.SIGKILL)

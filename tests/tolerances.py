@@ -11,6 +11,7 @@ class Fp32(NamedTuple):
     far_logits: float = 3e-3  # positions in the thousands: see test_parity.test_long_positions
     loss: float = 1e-5
     gradients: float = 1e-4
+    reordered: float = 1e-5  # ours against ours, with sums in another order
     trajectory: float = 1e-4  # of the loss, absolute, at each of 20 steps
 
 

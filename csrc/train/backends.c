@@ -1,4 +1,5 @@
-/* The one place that names backends. */
+/* The one place that names backends: a new one is an include and an entry of the list, and nobody
+ * else knows. train.c opens the device through it, py_env.c lists what there is. */
 #include <string.h>
 
 #include "cpu/cpu.h"

@@ -26,6 +26,8 @@ def on_alarm(number: int, frame: object) -> None:
 def main() -> None:
     mode = sys.argv[1]
     signal.signal(signal.SIGALRM, on_alarm)
+    # A job that a shell put into the background starts with SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     micro, tokens = 256, 256
     spec = make_spec(
         {"hidden": 512, "layers": 4, "heads": 8, "kv_heads": 8, "head_dim": 64, "inter": 1536},
