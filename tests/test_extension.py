@@ -550,9 +550,12 @@ def test_interrupt_key_by_key() -> None:
         text=True,
         env={**os.environ, "PYTHONPATH": path},
     )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGINT)
-    _, text = process.communicate(timeout=30)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        _, text = process.communicate(timeout=30)
+    finally:
+        process.kill()
     assert process.returncode == -signal.SIGINT, text
     assert text.rstrip().endswith("KeyboardInterrupt")
