@@ -37,11 +37,11 @@ def main() -> None:
         max_seq_length=256,
         per_device_train_batch_size=1,
         per_device_eval_batch_size=4,
-        max_steps=72,
+        max_steps=52,
         learning_rate=2e-4,
         adam_beta2=0.95,
         lr_scheduler_type="linear",
-        warmup_steps=7,
+        warmup_steps=5,
         ddp_timeout=600,
     )
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
