@@ -9,7 +9,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -434,26 +434,43 @@ class Trainer:
     def save_model(self, path: str | os.PathLike[str] | None = None) -> None:
         """Saves a folder that transformers loads: the source's names, shapes, dtypes, shards and
         side files. All ranks call it. It appears under its name only when it is whole and has been
-        read back; a folder that was there before is replaced then. path: default args.output_dir.
+        read back; a folder that was there before is replaced then. When it fails, on any rank, it
+        raises on all of them and the states are as before. path: default args.output_dir.
         """
         engine = self._need_engine()
         target = Path(self.args.output_dir if path is None else path).absolute()
         draft = checkpoint.draft_of(target)
+
+        def start() -> None:
+            checkpoint.check_target(target)
+            checkpoint.start_save(self._checkpoint, draft)
+
         try:
-            if self.rank.first:
-                checkpoint.check_target(target)
-                checkpoint.start_save(self._checkpoint, draft)
-            engine.gather([])  # the files are there
+            self._first_does(start)
             with Report("saving", 1, self.rank.rank, self.args.disable_tqdm) as report:
                 engine.store(self._parts(draft), report.bytes)
-            if self.rank.first:
-                checkpoint.finish_save(self._checkpoint, draft, target, self._warn)
-            engine.gather([])  # nobody goes on before it is there
-        except BaseException as error:
-            self._abort(error)
+            self._first_does(
+                lambda: checkpoint.finish_save(self._checkpoint, draft, target, self._warn)
+            )
+        except BaseException:
             if self.rank.first:
                 checkpoint.discard(draft)
             raise
+
+    def _first_does(self, work: Callable[[], None]) -> None:
+        """Rank 0 does it while the others wait. When it fails it fails on all of them, and the
+        states are as before."""
+        error: Exception | None = None
+        if self.rank.first:
+            try:
+                work()
+            except Exception as caught:
+                error = caught
+        failed = self._need_engine().gather([0.0 if error is None else 1.0])[0][0]
+        if error is not None:
+            raise error
+        if failed:
+            raise RuntimeError("rank 0 could not save")
 
 
 def _is_batch(value: Any) -> bool:

@@ -308,3 +308,33 @@ def test_side_files_and_bytes(folder: Path, tmp_path: Path) -> None:
     assert {p.name for p in (tmp_path / "saved").iterdir()} == names
     for name in names:
         assert (tmp_path / "saved" / name).read_bytes() == (folder / name).read_bytes(), name
+
+
+def test_failed_save_loses_nothing(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A save that fails before, during or after the writing: training goes on, and the next save
+    works."""
+    ids = np.arange(16)[None]
+    batch = {"input_ids": ids, "labels": ids}
+    with slidedp.Trainer(model=folder, args=arguments(tmp_path)) as trainer:
+        with pytest.raises(ValueError, match="not a folder"):
+            trainer.save_model(folder / "config.json")
+        trainer.train_step(batch)
+        monkeypatch.setenv("SLIDE_FAULT", "save:0:error")
+        with pytest.raises(RuntimeError, match="save"):
+            trainer.save_model(tmp_path / "saved")
+        monkeypatch.delenv("SLIDE_FAULT")
+        trainer.train_step(batch)
+
+        def fail(*_: object) -> None:
+            raise OSError("no space left")
+
+        monkeypatch.setattr(checkpoint, "replace", fail)
+        with pytest.raises(OSError, match="no space left"):
+            trainer.save_model(tmp_path / "saved")
+        monkeypatch.undo()
+        assert trainer.train_step(batch).step == 3
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint"]
+        trainer.save_model(tmp_path / "saved")
+    assert (tmp_path / "saved" / "model.safetensors").exists()

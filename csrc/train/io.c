@@ -246,8 +246,7 @@ static int move_parts(struct slide_train *train, const struct slide_part *part, 
     if (!m.piece || !m.raw || !m.wide)
         goto out;
     cut(train, part, parts, place, m.piece);
-    if (move_all(&m, stage, progress, arg, err) ||
-        slide_host_gather(&train->host, NULL, 0, NULL, err)) {
+    if (move_all(&m, stage, progress, arg, err)) {
         slide_err_note(err, out ? "while saving" : "while loading");
         goto out;
     }
@@ -266,7 +265,8 @@ int slide_train_load(struct slide_train *train, const struct slide_part *part, i
 {
     if (train->failed || train->loaded)
         return slide_err_set(err, SLIDE_ESTATE, "weights are loaded once, before the first step");
-    if (move_parts(train, part, parts, false, progress, arg, err))
+    if (move_parts(train, part, parts, false, progress, arg, err) ||
+        slide_host_gather(&train->host, NULL, 0, NULL, err))
         return slide_train_fail(train, true, err);
     train->loaded = true;
     return 0;
@@ -277,9 +277,19 @@ int slide_train_store(struct slide_train *train, const struct slide_part *part, 
 {
     if (train->failed || !train->loaded)
         return slide_err_set(err, SLIDE_ESTATE, "there is no whole state to save");
-    /* The state stays whole, but the ranks no longer stand at the same place. */
-    if (move_parts(train, part, parts, true, progress, arg, err))
+    /* A disk that is full must not cost the run: the ranks tell each other, and all of them return
+     * with the state whole and at the same place. */
+    double own = move_parts(train, part, parts, true, progress, arg, err) ? 1 : 0;
+    double all[SLIDE_RANKS_MAX];
+    struct slide_err met = SLIDE_ERR_INIT;
+    if (slide_host_gather(&train->host, &own, 1, all, &met)) {
+        if (!err->code)
+            *err = met;
         return slide_train_fail(train, true, err);
+    }
+    for (int r = 0; r < train->spec.world; r++)
+        if (all[r] != 0)
+            return slide_err_set(err, SLIDE_EPEER, "rank %d could not save", r);
     return 0;
 }
 

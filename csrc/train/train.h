@@ -107,7 +107,8 @@ void slide_train_close(struct slide_train *train);
 /* Reads this rank's slices; every tensor of the model must be covered exactly once. Collective. */
 int slide_train_load(struct slide_train *train, const struct slide_part *part, int parts,
                      slide_progress_fn *progress, void *arg, struct slide_err *err);
-/* Writes this rank's slices into existing files of full size. Collective. */
+/* Writes this rank's slices into existing files of full size. Collective. When it fails on a rank
+ * it fails on all, and the state is as before: it may be tried again. */
 int slide_train_store(struct slide_train *train, const struct slide_part *part, int parts,
                       slide_progress_fn *progress, void *arg, struct slide_err *err);
 /* Matrices from N(0, std), gains 1, biases 0; a value depends on seed and place only. Collective.
