@@ -18,10 +18,10 @@ PR_SET_PDEATHSIG = 1
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def run(world: int, command: Sequence[str], threads: int = 0) -> int:
+def run(world: int, command: Sequence[str]) -> int:
     """Runs `command` (a script and its arguments) in `world` processes. Returns the exit status: 0,
     that of the first rank that failed, or 128 + the signal that ended it or us."""
-    launcher = _Launcher(world, command, threads)
+    launcher = _Launcher(world, command)
     try:
         return launcher.run()
     finally:
@@ -29,11 +29,10 @@ def run(world: int, command: Sequence[str], threads: int = 0) -> int:
 
 
 class _Launcher:
-    def __init__(self, world: int, command: Sequence[str], threads: int) -> None:
+    def __init__(self, world: int, command: Sequence[str]) -> None:
         self.world = world
         self.ranks: list[subprocess.Popen[bytes]] = []
         self.command = [sys.executable, *command]
-        self.threads = threads
         self.signal = 0
 
     def run(self) -> int:

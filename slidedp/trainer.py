@@ -74,7 +74,6 @@ class Trainer:
         self.args = TrainingArguments() if args is None else args
         self.history: list[dict[str, float]] = []
         self._engine: _slidedp.Engine | None = None
-        self._closed = False
         self.rank: Rank = read_rank()
         self.folder = Path(model)
         if not self.folder.is_dir():
@@ -87,6 +86,8 @@ class Trainer:
         tokenizer = self.folder / "tokenizer.json"
         self._train = self._open(train_dataset, tokenizer, "train_dataset")
         self._eval = self._open(eval_dataset, tokenizer, "eval_dataset")
+        if self._eval is None and self.args.eval_strategy != "no":
+            raise ValueError(f"eval_strategy={self.args.eval_strategy!r} needs an eval_dataset")
         self._engine = _slidedp.Engine(self._spec())
         _remember(self)
         try:
@@ -190,7 +191,6 @@ class Trainer:
 
     def close(self) -> None:
         """Gives memory and device back. The states are gone; save first. Twice is fine."""
-        self._closed = True
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.close()

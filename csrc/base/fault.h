@@ -1,6 +1,7 @@
 /* Test hooks: faults and sleeps on demand, from the environment, so that the very library that is
  * installed can be tested. SLIDE_FAULT = STAGE:RANK:ACTION[:N] acts when rank RANK passes STAGE
- * for the N-th time (default 1). Stages: load, fetch, forward, backward, copyout, reduce, update,
+ * for the N-th time (default 1). Stages (and "lane", for sleeps
+ * alone): load, fetch, forward, backward, copyout, reduce, update,
  * save. Actions: kill (SIGKILL itself), stop (SIGSTOP itself), error (SLIDE_EDEVICE).
  * SLIDE_JITTER = seed: every passing of a stage sleeps a pseudo-random 0-2 ms first.
  * Threads: any. Blocks: for the sleep. */

@@ -1,5 +1,5 @@
-/* Waiting on a 32-bit word in (shared) memory with a futex. Every wait in the library is one of
- * these: it has a deadline, reads the abort word, and calls the waiter's poll function, so that no
+/* Waiting on a 32-bit word in (shared) memory with a futex. Every wait for another rank has a
+ * deadline, reads the abort word, and calls the waiter's poll function, so that no
  * wait outlives a dead rank, an error elsewhere, or a Ctrl-C.
  * Threads: any. Blocks: slide_wait_*, until the condition, an abort, the deadline or poll. */
 #ifndef SLIDE_BASE_SYNC_H

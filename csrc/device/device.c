@@ -33,6 +33,10 @@ int slide_device_open(struct slide_device **device, const struct slide_backend *
                       const struct slide_device_options *options, struct slide_err *err)
 {
     *device = NULL;
+    if (options->index < 0 || options->index >= backend->count())
+        return slide_err_set(err, SLIDE_EINVAL, "%s has %d device%s, there is no number %d",
+                             backend->name, backend->count(), backend->count() == 1 ? "" : "s",
+                             options->index);
     if (backend->open(device, options, err))
         return -1;
     of_device(*device)->backend = backend;

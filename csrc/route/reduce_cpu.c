@@ -314,12 +314,23 @@ void slide_reduce_close(struct slide_reduce *r)
     slide_mem_free(r);
 }
 
+/* Jobs up to `n` are copied out and applied. Neither follows from the other: a rank that owns
+ * nothing of a unit has applied its part before its own copy began. */
+static int reach_both(struct slide_reduce *r, uint32_t n, const char *what, struct slide_err *err)
+{
+    const struct slide_waiter *peers = &r->o.host->peers;
+    return slide_wait_reach(&r->copied, n, peers, what, err) ||
+                   slide_wait_reach(&r->applied, n, peers, what, err)
+               ? -1
+               : 0;
+}
+
 int slide_reduce_submit(struct slide_reduce *r, int unit, const void *grad,
                         struct slide_event *ready, uint32_t *ticket, struct slide_err *err)
 {
     uint32_t n = slide_word_get(&r->submitted);
-    /* Room for one more: the job QUEUE back has been applied (and so copied). */
-    if (slide_wait_reach(&r->applied, n + 1 - QUEUE, &r->o.host->peers, "room for a gradient", err))
+    /* Room for one more: both threads are past the job QUEUE back. */
+    if (reach_both(r, n + 1 - QUEUE, "room for a gradient", err))
         return -1;
     r->job[n % QUEUE] = (struct job){unit, grad, ready};
     slide_word_set(&r->submitted, n + 1);
@@ -334,8 +345,7 @@ int slide_reduce_wait(struct slide_reduce *r, uint32_t ticket, struct slide_err 
 
 int slide_reduce_drain(struct slide_reduce *r, struct slide_err *err)
 {
-    return slide_wait_reach(&r->applied, slide_word_get(&r->submitted), &r->o.host->peers,
-                            "the updates of this step", err);
+    return reach_both(r, slide_word_get(&r->submitted), "the updates of this step", err);
 }
 
 int slide_reduce_flush(struct slide_reduce *r, struct slide_reduce_totals *totals,

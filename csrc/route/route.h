@@ -17,7 +17,7 @@ int slide_deliver_full(struct slide_host *host, int unit, uint32_t updates, void
                        struct slide_lane *lane, struct slide_err *err);
 
 /* The mean gradient of elements [first, first + n) of `unit`, all owned by this rank, FP32. Called
- * from pool threads on disjoint ranges, in any order; `slice` counts them in the unit. */
+ * from pool threads on disjoint ranges, in any order. */
 typedef void slide_apply_fn(void *ctx, int unit, uint64_t first, const float *sum, uint64_t n);
 
 struct slide_reduce_totals { /* of this rank's slices, one step */

@@ -1,8 +1,8 @@
 /* The segment's life on one rank, the first-error protocol and the gather that ranks meet in.
  *
- * First error: a rank writes its own page first (once, under error_lock), then tries to set the
- * abort word from 0 to 1 + rank. Whoever wins is what every rank reports. Readers look at the page
- * only after they saw the word, so the text is whole. */
+ * First error: a rank writes its own page first (once: whoever sets its code), then tries to set
+ * the abort word from 0 to 1 + rank. Whoever wins is what every rank reports. Readers look at the
+ * page only after they saw the word, so the text is whole. */
 #include "state/host.h"
 
 #include <stdio.h>

@@ -63,7 +63,7 @@ size_t slide_header_size(int units);
 int slide_host_open(struct slide_host *host, const struct slide_layout *layout, int rank,
                     const char *rendezvous, const char *agreement, double timeout,
                     int (*poll)(void *, struct slide_err *), void *poll_arg, struct slide_err *err);
-/* Leaves in good order, unless an error was posted before. NULL members are fine. */
+/* Leaves; what was posted before stays. NULL members are fine. */
 void slide_host_close(struct slide_host *host);
 
 static inline void *slide_host_at(const struct slide_host *host, size_t offset)

@@ -4,7 +4,9 @@
  * when the whole job was stopped (Ctrl-Z, a suspended machine) no tick passed and nobody is
  * accused; a late tick of our own starts all counts anew. Ranks that are threads of this process
  * (tests) have no pidfd of their own; they do beat. */
+#define _GNU_SOURCE 1
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -105,7 +107,7 @@ int slide_watch_start(struct slide_host *host, const int *pids, struct slide_err
         if (watch->pidfd[r] < 0 && errno == ESRCH)
             return slide_err_set(err, SLIDE_EPEER, "rank %d (pid %d) died", r, pids[r]);
     }
-    if (pipe(watch->stop_pipe))
+    if (pipe2(watch->stop_pipe, O_CLOEXEC))
         return slide_err_os(err, errno, "pipe of the watch thread");
     sigset_t all, before; /* signals belong to the caller's threads */
     sigfillset(&all);

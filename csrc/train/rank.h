@@ -1,5 +1,5 @@
 /* Inside of a rank, shared by the files of this folder.
- * Threads: the driver; `adam` and `masters` are read by the route's threads between a submit and
+ * Threads: the driver; `adam` and the planes are used by the route's threads between a submit and
  * its flush. Blocks: never. */
 #ifndef SLIDE_TRAIN_RANK_H
 #define SLIDE_TRAIN_RANK_H

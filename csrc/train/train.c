@@ -328,7 +328,7 @@ static int prepare(struct slide_train *train, const struct slide_batch *batch, i
         return slide_train_fail(train, true, err); /* the old memory is gone */
     *out = slide_mem_array((uint64_t)count, sizeof **out, err);
     if (!*out)
-        return -1;
+        return slide_train_fail(train, true, err); /* the others wait for us by now */
     for (int m = 0; m < count; m++)
         (*out)[m] = (struct slide_pipe_batch){batch[m].rows,   batch[m].seq,       batch[m].ids,
                                               batch[m].labels, batch[m].positions, batch[m].first};
