@@ -18,9 +18,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy
+import setuptools
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
+
+# Without isolation nobody looks at build-system.requires; older ones read pyproject.toml wrong.
+if int(setuptools.__version__.split(".")[0]) < 77:
+    raise SystemExit(
+        f"setuptools 77 or newer builds slidedp, here is {setuptools.__version__}: "
+        "pip install 'setuptools>=77', or build with isolation"
+    )
 
 ROOT = Path(__file__).resolve().parent
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
