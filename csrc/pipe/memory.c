@@ -264,6 +264,10 @@ int slide_memory_init(struct slide_memory *memory, const struct slide_memory_opt
 
     size_t tokens = (size_t)options->tokens;
     memory->host_bytes = tokens * 6 * 4 * (size_t)micro;
+    /* The RoPE frequencies pass through here once. */
+    size_t freq = (size_t)model->config.head_dim / 2 * 4;
+    if (memory->host_bytes < freq)
+        memory->host_bytes = freq;
     memory->host_base = slide_mem_new(memory->host_bytes, err);
     if (!memory->host_base ||
         slide_device_pin(options->device, memory->host_base, memory->host_bytes, err))

@@ -288,6 +288,26 @@ static void failing_allocations(void)
     CHECK(failures > 10);
 }
 
+/* A head wider than the micro-batch is long: what passes through the staging must fit it. Only a
+ * sanitizer or a corrupted heap shows when it does not. */
+static void wide_heads(void)
+{
+    struct slide_train_spec spec = base_spec(true);
+    int32_t ids[2] = {0, 1};
+    struct slide_batch batch = {.rows = 1, .seq = 2, .ids = ids, .labels = ids};
+    spec.config.head_dim = 512;
+    spec.max_tokens = spec.max_seq = 2;
+    for (int i = 0; i < 4; i++) {
+        struct slide_train *train = NULL;
+        struct slide_err err = SLIDE_ERR_INIT;
+        struct slide_step_out out;
+        CHECK(slide_train_open(&train, &spec, &err) == 0);
+        CHECK(slide_train_init(train, 1, 0.1, &err) == 0);
+        CHECK(slide_train_step(train, &batch, 1, 1e-3, &out, &err) == 0 && isfinite(out.loss));
+        slide_train_close(train);
+    }
+}
+
 static void bad_arguments(void)
 {
     struct slide_train_spec spec = base_spec(true);
@@ -318,4 +338,4 @@ static void bad_arguments(void)
 }
 
 TEST_MAIN(CASE(same_bits_f32), CASE(same_bits_bf16), CASE(worlds), CASE(rank_without_data),
-          CASE(failing_allocations), CASE(bad_arguments))
+          CASE(failing_allocations), CASE(wide_heads), CASE(bad_arguments))
