@@ -88,8 +88,9 @@ class Engine:
         """what: "master" | "exp_avg" | "exp_avg_sq" | "grad"; [rows, cols], or [rows]."""
     def tensors(self) -> list[tuple[str, tuple[int, ...], bool]]:
         """(name without prefix, shape, decays) of each checkpoint tensor that the model has."""
-    def gather(self, values: Sequence[float]) -> list[list[float]]:
-        """values (at most 16) of every rank, by rank. Collective; also serves as a barrier."""
+    def gather(self, values: Sequence[float], kind: str = "gather") -> list[list[float]]:
+        """values (at most 16) of every rank, by rank. Collective; also serves as a barrier. Ranks
+        that come with different `kind`s get an error that names both."""
     def abort(self, message: str) -> None:
         """Ends every rank's waits with this message as the cause. Never raises."""
     def plan(self) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class TrainingArguments:
     disable_tqdm: bool | None = None  # None: a progress bar on a terminal, lines elsewhere
     ddp_timeout: float = 1800.0  # seconds that a rank waits for another
     # slidedp's own
-    max_seq_length: int = 1024  # tokens of a row; text is cut into rows of it, longer rows refused
+    max_seq_length: int = 1024  # tokens of a row: text is cut so, longer samples are refused
     device: str = "auto"  # "cpu" | "cuda" | "auto": a GPU where there is one
     bf16: bool = True  # BF16 weights with exact FP32 masters; False: FP32 throughout
     gradient_dtype: str = "auto"  # on the way to the host: "bfloat16" | "float32"

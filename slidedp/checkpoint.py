@@ -8,6 +8,7 @@ the target, which takes the target's place only when it has been read back and c
 
 import json
 import os
+import re
 import shutil
 import struct
 import tempfile
@@ -32,6 +33,8 @@ PREFIXES = (
     ("model.", ""),
 )
 IGNORED = ("rotary_emb.inv_freq",)
+MARK = ".slidedp-saving"  # in a folder that a save is being made in
+WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
 HEAD, TABLE = "lm_head.weight", "embed_tokens.weight"
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pth", ".pt", ".gguf", ".h5", ".msgpack", ".onnx")
 
@@ -371,6 +374,11 @@ def draft_of(target: Path) -> Path:
     return target.parent / f".{target.name}.saving"
 
 
+def is_draft(draft: Path) -> bool:
+    """Whether a save made this folder."""
+    return (draft / MARK).is_file()
+
+
 def discard(draft: Path) -> None:
     """Removes what an interrupted save left."""
     shutil.rmtree(draft, ignore_errors=True)
@@ -379,8 +387,11 @@ def discard(draft: Path) -> None:
 def start_save(checkpoint: Checkpoint, draft: Path) -> None:
     """Makes `draft` with files of full size: headers, and tensors that are not the model's, byte
     for byte. The model's tensors are to be written next."""
+    if draft.exists() and not is_draft(draft):
+        raise CheckpointError(f"{draft} is in the way: it is not what an interrupted save left")
     discard(draft)
     draft.mkdir(parents=True)
+    (draft / MARK).touch()
     own = set(checkpoint.own.values()) | {checkpoint.tied_copy}
     for name in checkpoint.files:
         source = checkpoint.folder / name
@@ -433,10 +444,12 @@ def finish_save(
     if list(saved.tensors.values()) != list(checkpoint.tensors.values()):
         raise CheckpointError(f"{draft} reads back differently from {checkpoint.folder}")
     replace(draft, target)
+    (target / MARK).unlink()
 
 
 def replace(draft: Path, target: Path) -> None:
-    """Puts `draft` into `target`'s place; what was there is removed only afterwards."""
+    """Puts `draft` into `target`'s place. Only afterwards are the weights removed that were there;
+    everything else that the draft does not have stays."""
     if not target.exists():
         draft.rename(target)
     else:
@@ -448,6 +461,9 @@ def replace(draft: Path, target: Path) -> None:
         except OSError:
             (old / "folder").rename(target)
             raise
+        for entry in (old / "folder").iterdir():
+            if not WEIGHTS.fullmatch(entry.name) and not (target / entry.name).exists():
+                entry.rename(target / entry.name)
         shutil.rmtree(old)
     descriptor = os.open(target.parent, os.O_RDONLY)
     try:

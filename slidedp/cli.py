@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+RANKS_MAX = 64  # SLIDE_RANKS_MAX of csrc/state/host.h
 USER_ERRORS = (ValueError, TypeError, OSError, RuntimeError, MemoryError)
 
 
@@ -86,6 +87,8 @@ def _run(options: argparse.Namespace, rest: list[str]) -> int:
 
     if options.ranks < 1:
         raise ValueError(f"-n {options.ranks}: at least one rank")
+    if options.ranks > RANKS_MAX:
+        raise ValueError(f"-n {options.ranks}: at most {RANKS_MAX} ranks")
     if not options.script:
         raise ValueError("run: which script?")
     return run(options.ranks, options.script)
@@ -136,6 +139,7 @@ def _typed(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _train(options: argparse.Namespace, rest: list[str]) -> int:
     from slidedp.arguments import TrainingArguments
+    from slidedp.checkpoint import check_target
     from slidedp.trainer import Trainer
 
     settings = read_run(options.config, rest)
@@ -148,6 +152,7 @@ def _train(options: argparse.Namespace, rest: list[str]) -> int:
         raise ValueError(f"{options.config}: 'train_dataset' is missing")
     args = TrainingArguments(**settings)
     with Trainer(model, args, train_dataset, eval_dataset) as trainer:
+        check_target(Path(args.output_dir))  # before hours of training, not after
         summary = trainer.train()
         if eval_dataset is not None:
             summary.update(trainer.evaluate())

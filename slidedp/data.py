@@ -92,7 +92,7 @@ def _read_file(path: Path, what: str) -> Any:
     if path.suffix not in (".jsonl", ".json"):
         return [text] if text.strip() else []
     samples = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # U+2028 is legal in JSON
         if not line.strip():
             continue
         try:

@@ -53,6 +53,8 @@ class _Launcher:
             "SLIDE_RUN_ID": secrets.token_hex(8),
         }
         for rank in range(self.world):
+            if self.signal or any(p.poll() for p in self.ranks):
+                return  # no more of them: it has ended before it began
             env = {**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
             self.ranks.append(
                 subprocess.Popen(
@@ -64,7 +66,7 @@ class _Launcher:
         """Waits for all; from the first failure on, only for GRACE."""
         status, end = 0, float("inf")
         said: set[int] = set()
-        while len(said) < self.world:
+        while len(said) < len(self.ranks):
             for rank, process in enumerate(self.ranks):
                 if rank in said or process.poll() is None:
                     continue
@@ -76,7 +78,7 @@ class _Launcher:
                         status = code if code > 0 else 128 - code
                         end = time.monotonic() + GRACE
             if time.monotonic() > end:
-                left = [r for r in range(self.world) if r not in said]
+                left = [r for r in range(len(self.ranks)) if r not in said]
                 names = ", ".join(f"rank {r}" for r in left)
                 print(f"slidedp run: ending {names}", file=sys.stderr, flush=True)
                 self.kill()

@@ -191,9 +191,9 @@ class Trainer:
 
     def close(self) -> None:
         """Gives memory and device back. The states are gone; save first. Twice is fine."""
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            engine.close()
+        if self._engine is not None:
+            self._engine.close()  # refused while another thread is in a call
+            self._engine = None
 
     # ---- a step ----
 
@@ -209,7 +209,9 @@ class Trainer:
         anything changes; RuntimeError for a gradient with Inf or NaN, after it has been applied.
         """
         batches = [batch] if isinstance(batch, Mapping) else list(batch)
-        rate = self.args.learning_rate if lr is None else float(lr)
+        rate = self.args.learning_rate if lr is None else lr
+        if isinstance(rate, bool) or not isinstance(rate, int | float):
+            raise TypeError(f"lr={rate!r}: float wanted")
         return self._step(
             [
                 data.prepare(b, self.config.vocab_size, f"micro-batch {i}")
@@ -372,7 +374,7 @@ class Trainer:
         for batch in self._eval_batches(batch_or_dataset):
             part, count = engine.evaluate([batch])
             loss, targets = loss + part, targets + count
-        everyone = engine.gather([loss, float(targets)])
+        everyone = engine.gather([loss, float(targets)], "evaluate")
         loss, total = sum(r[0] for r in everyone), sum(r[1] for r in everyone)
         return {
             "eval_loss": loss / total if total else math.nan,
@@ -438,7 +440,7 @@ class Trainer:
         raises on all of them and the states are as before. path: default args.output_dir.
         """
         engine = self._need_engine()
-        target = Path(self.args.output_dir if path is None else path).absolute()
+        target = Path(self.args.output_dir if path is None else path).resolve()
         draft = checkpoint.draft_of(target)
 
         def start() -> None:
@@ -446,18 +448,20 @@ class Trainer:
             checkpoint.start_save(self._checkpoint, draft)
 
         try:
-            self._first_does(start)
+            kind = f"save_model({str(target)[-100:]})"
+            self._first_does(start, kind)
             with Report("saving", 1, self.rank.rank, self.args.disable_tqdm) as report:
                 engine.store(self._parts(draft), report.bytes)
             self._first_does(
-                lambda: checkpoint.finish_save(self._checkpoint, draft, target, self._warn)
+                lambda: checkpoint.finish_save(self._checkpoint, draft, target, self._warn),
+                f"the end of {kind}",
             )
         except BaseException:
-            if self.rank.first:
+            if self.rank.first and checkpoint.is_draft(draft):
                 checkpoint.discard(draft)
             raise
 
-    def _first_does(self, work: Callable[[], None]) -> None:
+    def _first_does(self, work: Callable[[], None], kind: str) -> None:
         """Rank 0 does it while the others wait. When it fails it fails on all of them, and the
         states are as before."""
         error: Exception | None = None
@@ -466,7 +470,7 @@ class Trainer:
                 work()
             except Exception as caught:
                 error = caught
-        failed = self._need_engine().gather([0.0 if error is None else 1.0])[0][0]
+        failed = self._need_engine().gather([0.0 if error is None else 1.0], kind)[0][0]
         if error is not None:
             raise error
         if failed:

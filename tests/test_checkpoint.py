@@ -338,3 +338,55 @@ def test_failed_save_loses_nothing(
         assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint"]
         trainer.save_model(tmp_path / "saved")
     assert (tmp_path / "saved" / "model.safetensors").exists()
+
+
+def test_save_keeps_what_is_not_its_own(folder: Path, tmp_path: Path) -> None:
+    """Replacing a checkpoint, the source itself included, removes its weights and nothing else."""
+    (folder / "sub").mkdir()
+    (folder / "sub" / "thesis.txt").write_text("years of work")
+    (folder / ".gitignore").write_text("*")
+    (folder / "other.gguf").write_bytes(b"weights of another kind")
+    (folder / "model-00001-of-00009.safetensors").write_bytes(b"of an older layout")
+    with slidedp.Trainer(model=folder, args=arguments(tmp_path)) as trainer:
+        trainer.save_model(folder)
+    assert (folder / "sub" / "thesis.txt").read_text() == "years of work"
+    assert {".gitignore", "other.gguf", "config.json"} <= {p.name for p in folder.iterdir()}
+    assert not (folder / "model-00001-of-00009.safetensors").exists()
+    assert not (folder / checkpoint.MARK).exists()
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint"]
+
+
+def test_save_through_a_link(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    with slidedp.Trainer(model=folder, args=arguments(tmp_path)) as trainer:
+        trainer.save_model(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "disk" / "model.safetensors").exists()
+
+
+def test_foreign_folder_in_the_drafts_place(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / ".saved.saving").mkdir()
+    (tmp_path / ".saved.saving" / "mine").write_text("kept")
+    with (
+        slidedp.Trainer(model=folder, args=arguments(tmp_path)) as trainer,
+        pytest.raises(ValueError, match="in the way"),
+    ):
+        trainer.save_model(tmp_path / "saved")
+    assert (tmp_path / ".saved.saving" / "mine").read_text() == "kept"
+
+
+def test_nonfinite_weights_are_not_saved(folder: Path, tmp_path: Path) -> None:
+    """What could not be loaded again does not replace what could."""
+    ids = np.arange(16)[None]
+    batch = {"input_ids": ids, "labels": ids}
+    with slidedp.Trainer(model=folder, args=arguments(tmp_path, bf16=False)) as trainer:
+        trainer.save_model(tmp_path / "saved")
+        good = (tmp_path / "saved" / "model.safetensors").read_bytes()
+        with pytest.raises(ValueError, match="learning rate"):
+            trainer.train_step(batch, lr=1e300)
+        trainer.train_step(batch, lr=3e38)
+        trainer.train_step(batch, lr=3e38) if np.isfinite(trainer.logits(ids)).all() else None
+        with pytest.raises(ValueError, match="not saved"):
+            trainer.save_model(tmp_path / "saved")
+    assert (tmp_path / "saved" / "model.safetensors").read_bytes() == good

@@ -88,6 +88,22 @@ def test_train(fresh: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert (out / "model.safetensors").exists() and (out / "config.json").exists()
 
 
+def test_train_refuses_output_before_training(
+    fresh: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "rows.npy", np.zeros((4, 8), int))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").write_text("years of work")
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        f"model: {fresh}\ntrain_dataset: {tmp_path / 'rows.npy'}\n"
+        f"output_dir: {tmp_path / 'out'}\ndevice: cpu\nmax_seq_length: 8\n"
+    )
+    assert main(["train", str(file)]) == 1
+    told = capsys.readouterr()
+    assert "other things" in told.err and "training" not in told.out
+
+
 @pytest.mark.parametrize(
     ("content", "more", "words"),
     [

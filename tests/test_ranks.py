@@ -273,3 +273,37 @@ def test_rank_that_leaves(tiny_llama: Path, tmp_path: Path) -> None:
     )
     assert result.returncode != 0
     assert "rank 1 has closed its trainer" in result.stderr, result.stderr
+
+
+@pytest.mark.parametrize(
+    "calls", [("evaluate", "step"), ("step", "evaluate"), ("evaluate", "save")]
+)
+def test_ranks_at_different_calls(tiny_llama: Path, tmp_path: Path, calls: tuple[str, str]) -> None:
+    """One rank evaluates while the other trains or saves: an error on both, never a number."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys, numpy as np, slidedp\n"
+        "args = slidedp.TrainingArguments(output_dir=sys.argv[2], device='cpu',"
+        " max_seq_length=8)\n"
+        "ids = np.arange(8)[None]\n"
+        "batch = {'input_ids': ids, 'labels': ids}\n"
+        "call = sys.argv[3 + int(os.environ['RANK'])]\n"
+        "with slidedp.Trainer(model=sys.argv[1], args=args) as trainer:\n"
+        "    try:\n"
+        "        result = (trainer.evaluate(batch) if call == 'evaluate' else\n"
+        "                  trainer.train_step(batch) if call == 'step' else\n"
+        "                  trainer.save_model())\n"
+        "        sys.stdout.write(f'got {result}' + chr(10))\n"
+        "    except RuntimeError as error:\n"
+        "        sys.stdout.write(f'refused {error}' + chr(10))\n"
+    )
+    command = [sys.executable, "-m", "slidedp", "run", "-n", "2", str(script)]
+    result = subprocess.run(
+        [*command, str(tiny_llama), str(tmp_path / "out"), *calls],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    text = result.stdout
+    assert "got" not in text and text.count("refused") == 2, text + result.stderr
+    assert "different calls" in text and "evaluate" in text, text

@@ -114,6 +114,7 @@ def test_interrupted_save_is_not_seen(tmp_path: Path, device: str) -> None:
     draft = tmp_path / ".saved.saving"
     shutil.copytree(folder, draft)
     (draft / "left-over").write_text("x")
+    (draft / ".slidedp-saving").touch()
     with slidedp.Trainer(model=folder, args=arguments(tmp_path, device, False)) as trainer:
         trainer.save_model(tmp_path / "saved")
     assert not draft.exists() and not (tmp_path / "saved" / "left-over").exists()

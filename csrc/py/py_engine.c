@@ -437,12 +437,13 @@ static PyObject *rows_of(const double *all, int rows, Py_ssize_t cols)
 
 static PyObject *engine_gather(struct engine *self, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"values", NULL};
+    static char *names[] = {"values", "kind", NULL};
     PyObject *values, *result = NULL;
+    const char *kind = "gather";
     double own[GATHER_MAX], *all = NULL;
     struct slide_err err = SLIDE_ERR_INIT;
     int failed;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:gather", names, &values))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|s:gather", names, &values, &kind))
         return NULL;
     PyObject *tuple = PySequence_Tuple(values);
     if (!tuple)
@@ -464,7 +465,7 @@ static PyObject *engine_gather(struct engine *self, PyObject *args, PyObject *kw
     }
     if (begin(self))
         goto out;
-    WITHOUT_GIL(failed, slide_train_gather(self->train, own, (int)n, all, &err));
+    WITHOUT_GIL(failed, slide_train_gather(self->train, kind, own, (int)n, all, &err));
     if (!end(self, failed, &err))
         result = rows_of(all, self->world, n);
 out:

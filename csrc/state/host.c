@@ -120,7 +120,7 @@ int slide_host_open(struct slide_host *host, const struct slide_layout *layout, 
     atomic_store(&host->header->rank[rank].pid, (int32_t)getpid());
     if (slide_watch_start(host, pids, err))
         goto fail;
-    if (populate(host, err) || slide_host_gather(host, NULL, 0, NULL, err))
+    if (populate(host, err) || slide_host_gather(host, "open", NULL, 0, NULL, err))
         goto fail;
     return 0;
 fail:
@@ -173,8 +173,8 @@ int slide_host_first_error(struct slide_host *host, struct slide_err *err)
     return -1;
 }
 
-int slide_host_gather(struct slide_host *host, const double *values, int count, double *all,
-                      struct slide_err *err)
+int slide_host_gather(struct slide_host *host, const char *kind, const double *values, int count,
+                      double *all, struct slide_err *err)
 {
     if (count < 0 || count > SLIDE_GATHER_MAX)
         return slide_err_set(err, SLIDE_EINVAL, "gather of %d values, at most %d", count,
@@ -184,12 +184,19 @@ int slide_host_gather(struct slide_host *host, const double *values, int count, 
     struct slide_rank_page *page = host->header->rank;
     if (count)
         memcpy(page[host->rank].value[round % 2], values, (size_t)count * sizeof *values);
+    snprintf(page[host->rank].kind[round % 2], SLIDE_GATHER_KIND, "%s", kind);
     slide_word_set(&page[host->rank].gathered, round);
     for (int r = 0; r < host->world; r++) {
         char what[48];
         snprintf(what, sizeof what, "rank %d", r);
         if (slide_wait_reach(&page[r].gathered, round, &host->peers, what, err))
             return -1;
+        /* Compared with rank 0's, so that all ranks tell the same story. */
+        if (strncmp(page[r].kind[round % 2], page[0].kind[round % 2], SLIDE_GATHER_KIND) != 0)
+            return slide_err_set(err, SLIDE_EPEER,
+                                 "ranks are at different calls: rank %d at %.*s, rank 0 at %.*s", r,
+                                 SLIDE_GATHER_KIND, page[r].kind[round % 2], SLIDE_GATHER_KIND,
+                                 page[0].kind[round % 2]);
         if (count)
             memcpy(all + (size_t)r * (size_t)count, page[r].value[round % 2],
                    (size_t)count * sizeof *all);

@@ -16,7 +16,8 @@
 
 #define SLIDE_RANKS_MAX 64
 #define SLIDE_GATHER_MAX 16
-#define SLIDE_RING_MAX 64 /* staging chunks a rank */
+#define SLIDE_GATHER_KIND 128 /* bytes of the name of what ranks meet for */
+#define SLIDE_RING_MAX 64     /* staging chunks a rank */
 
 /* A rank's page in the header. Only its own rank writes it. */
 struct slide_rank_page {
@@ -26,6 +27,7 @@ struct slide_rank_page {
     slide_word published; /* gradient chunks copied out so far, modulo 2^32 */
     slide_word gathered;  /* rounds of slide_host_gather */
     double value[2][SLIDE_GATHER_MAX];
+    char kind[2][SLIDE_GATHER_KIND];
     int32_t code, culprit; /* the first error that this rank met */
     char text[SLIDE_ERR_TEXT];
 } __attribute__((aligned(2048)));
@@ -79,9 +81,10 @@ void slide_host_post(struct slide_host *host, const struct slide_err *err);
 /* The first error of any rank as this rank's own: err is overwritten, with the rank. 0: none. */
 int slide_host_first_error(struct slide_host *host, struct slide_err *err);
 
-/* values[count] of each rank, in rank order, to all[world * count]. A barrier as well. */
-int slide_host_gather(struct slide_host *host, const double *values, int count, double *all,
-                      struct slide_err *err);
+/* values[count] of each rank, in rank order, to all[world * count]. A barrier as well. `kind` says
+ * what for: ranks that meet for different things get an error that names both. */
+int slide_host_gather(struct slide_host *host, const char *kind, const double *values, int count,
+                      double *all, struct slide_err *err);
 
 /* watch.c: beats, and looks after the other ranks (pidfd, beats). A rank that died, or that has not
  * moved for SLIDE_STALL seconds of this rank's own running time, becomes the first error; the one

@@ -105,6 +105,18 @@ static int move_in(struct mover *m, const struct piece *p, unsigned char *raw, f
     return 0;
 }
 
+static bool has_nonfinite(const unsigned char *raw, enum slide_dtype dtype, uint64_t n)
+{
+    const uint16_t exponent = dtype == SLIDE_F16 ? 0x7c00 : 0x7f80;
+    for (uint64_t i = 0; i < n; i++) {
+        uint16_t high; /* the half with the exponent; little-endian, as safetensors is */
+        memcpy(&high, raw + (dtype == SLIDE_F32 ? 4 * i + 2 : 2 * i), sizeof high);
+        if ((high & exponent) == exponent)
+            return true;
+    }
+    return false;
+}
+
 static int move_out(struct mover *m, const struct piece *p, unsigned char *raw, float *wide,
                     struct slide_err *err)
 {
@@ -117,6 +129,11 @@ static int move_out(struct mover *m, const struct piece *p, unsigned char *raw, 
         get_master(m->train, p->unit, p->at, wide, p->count);
         slide_vec_convert(m->train->isa, raw, part->dtype, wide, SLIDE_F32, p->count);
     }
+    if (has_nonfinite(raw, part->dtype, p->count))
+        return slide_err_set(err, SLIDE_EINVAL,
+                             "tensor %s has an Inf or a NaN, or does not fit its file's format: "
+                             "it is not saved",
+                             part->name);
     int fd = open(part->path, O_WRONLY | O_CLOEXEC);
     if (fd < 0)
         return slide_err_os(err, errno, "opening %s", part->path);
@@ -266,7 +283,7 @@ int slide_train_load(struct slide_train *train, const struct slide_part *part, i
     if (train->failed || train->loaded)
         return slide_err_set(err, SLIDE_ESTATE, "weights are loaded once, before the first step");
     if (move_parts(train, part, parts, false, progress, arg, err) ||
-        slide_host_gather(&train->host, NULL, 0, NULL, err))
+        slide_host_gather(&train->host, "load", NULL, 0, NULL, err))
         return slide_train_fail(train, true, err);
     train->loaded = true;
     return 0;
@@ -282,7 +299,7 @@ int slide_train_store(struct slide_train *train, const struct slide_part *part, 
     double own = move_parts(train, part, parts, true, progress, arg, err) ? 1 : 0;
     double all[SLIDE_RANKS_MAX];
     struct slide_err met = SLIDE_ERR_INIT;
-    if (slide_host_gather(&train->host, &own, 1, all, &met)) {
+    if (slide_host_gather(&train->host, "the writing of a save", &own, 1, all, &met)) {
         if (!err->code)
             *err = met;
         return slide_train_fail(train, true, err);
@@ -355,7 +372,7 @@ int slide_train_init(struct slide_train *train, uint64_t seed, double std, struc
         if (train->host.poll && train->host.poll(train->host.poll_arg, err))
             return slide_train_fail(train, true, err);
     }
-    if (slide_host_gather(&train->host, NULL, 0, NULL, err))
+    if (slide_host_gather(&train->host, "init", NULL, 0, NULL, err))
         return slide_train_fail(train, true, err);
     train->loaded = true;
     return 0;

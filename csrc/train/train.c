@@ -3,6 +3,7 @@
  * up the results. Called by py/ and by C tests. */
 #include "train/train.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -250,10 +251,10 @@ void slide_train_abort(struct slide_train *train, const char *message)
     slide_train_fail(train, true, &err);
 }
 
-int slide_train_gather(struct slide_train *train, const double *values, int count, double *all,
-                       struct slide_err *err)
+int slide_train_gather(struct slide_train *train, const char *kind, const double *values, int count,
+                       double *all, struct slide_err *err)
 {
-    if (slide_host_gather(&train->host, values, count, all, err))
+    if (slide_host_gather(&train->host, kind, values, count, all, err))
         return slide_train_fail(train, true, err);
     return 0;
 }
@@ -344,7 +345,7 @@ static int meet_before(struct slide_train *train, uint64_t targets, uint64_t tok
 {
     double own[BEFORE_COUNT] = {(double)targets, (double)tokens, lr};
     double all[SLIDE_RANKS_MAX * BEFORE_COUNT];
-    if (slide_host_gather(&train->host, own, BEFORE_COUNT, all, err))
+    if (slide_host_gather(&train->host, "train_step", own, BEFORE_COUNT, all, err))
         return -1;
     for (int r = 0; r < train->spec.world; r++) {
         const double *rank = all + (size_t)r * BEFORE_COUNT;
@@ -368,7 +369,7 @@ static int meet_after(struct slide_train *train, double loss,
                                (double)totals->nonfinite_unit};
     double all[SLIDE_RANKS_MAX * AFTER_COUNT];
     double squares = 0;
-    if (slide_host_gather(&train->host, own, AFTER_COUNT, all, err))
+    if (slide_host_gather(&train->host, "the end of train_step", own, AFTER_COUNT, all, err))
         return -1;
     for (int r = 0; r < train->spec.world; r++) {
         const double *rank = all + (size_t)r * AFTER_COUNT;
@@ -390,7 +391,7 @@ int slide_train_step(struct slide_train *train, const struct slide_batch *batch,
     uint64_t targets, tokens;
     double start = slide_time();
     *out = (struct slide_step_out){.nonfinite_unit = -1, .step = train->step};
-    if (!(lr >= 0) || isinf(lr))
+    if (!(lr >= 0) || lr > FLT_MAX)
         return slide_err_set(err, SLIDE_EINVAL, "learning rate %g", lr);
     if (prepare(train, batch, count, &micro, &targets, &tokens, err))
         return -1;

@@ -132,9 +132,10 @@ int slide_train_tensor(struct slide_train *train, const char *name, const char *
 /* The i-th checkpoint tensor; 0 past the last. */
 int slide_train_name(struct slide_train *train, int i, char *name, size_t size,
                      struct slide_place *place);
-/* count <= 16 values a rank -> all[world * count]. Collective, and so a barrier. */
-int slide_train_gather(struct slide_train *train, const double *values, int count, double *all,
-                       struct slide_err *err);
+/* count <= 16 values a rank -> all[world * count]. Collective, and so a barrier. `kind` names what
+ * the ranks meet for, and must be the same on all. */
+int slide_train_gather(struct slide_train *train, const char *kind, const double *values, int count,
+                       double *all, struct slide_err *err);
 void slide_train_abort(struct slide_train *train, const char *message);
 
 /* What was planned, for trainer.plan: name and value pairs; text is NULL for numbers. */

@@ -115,7 +115,7 @@ static void *run_rank(void *arg)
     if (rank == 0 && collect(train, run->result, &run->err))
         goto end;
     double none[1];
-    run->failed = slide_train_gather(train, NULL, 0, none, &run->err);
+    run->failed = slide_train_gather(train, "end", NULL, 0, none, &run->err);
 end:
     slide_train_close(train);
     return NULL;
