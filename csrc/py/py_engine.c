@@ -507,7 +507,7 @@ static PyMethodDef engine_methods[] = {
     METHOD(logits, "batch", "FP32 [B, T, V]."),
     METHOD(tensor, "name, what", "A tensor's master, exp_avg, exp_avg_sq or grad as FP32."),
     METHOD0(tensors, "(name, shape, decays) of each tensor."),
-    METHOD(gather, "values", "The values of every rank. Collective."),
+    METHOD(gather, "values, kind='gather'", "The values of every rank. Collective."),
     METHOD(abort, "message", "Ends every rank's waits with this message as the cause."),
     METHOD0(plan, "What was planned: bytes by name and so on."),
     METHOD0(close, "Gives everything back. A second time it does nothing."),
