@@ -1,6 +1,6 @@
 """A rank of the memory tests. Arguments: checkpoint, folder for reports. Writes JSON: what the
-process holds of the segment (PSS) and of its own, after loading and after steps, its peak, and the
-plan."""
+process holds of the segment (PSS) and of its own, after loading and after a step, what it held at
+most until it had loaded, and the plan."""
 
 import json
 import os
@@ -25,6 +25,12 @@ def rollup() -> dict[str, int]:
     return {"segment": segment, "other": other}
 
 
+def resident(which: str) -> int:
+    """Bytes resident in this process, shared ones included: VmRSS now, VmHWM at most so far."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(x.split()[1]) * 1024 for x in status.splitlines() if x.startswith(which))
+
+
 def main() -> None:
     checkpoint, folder = sys.argv[1], Path(sys.argv[2])
     args = slidedp.TrainingArguments(
@@ -33,14 +39,13 @@ def main() -> None:
         max_seq_length=32,
         per_device_train_batch_size=1,
     )
-    before = rollup()
+    before, at_rest = rollup(), resident("VmRSS")
     with slidedp.Trainer(model=checkpoint, args=args) as trainer:
+        peak = resident("VmHWM") - at_rest
         loaded = rollup()
         ids = np.arange(32, dtype=np.int64)[None]
         trainer.train_step({"input_ids": ids, "labels": ids})
         after = rollup()
-        status = Path("/proc/self/status").read_text()
-        peak = next(int(x.split()[1]) * 1024 for x in status.splitlines() if "VmHWM" in x)
         report = {
             "before": before,
             "loaded": loaded,
