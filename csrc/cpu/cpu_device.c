@@ -7,7 +7,7 @@
  * After an error on a lane, or when the device is abandoned, commands are dropped but for events'
  * records: whoever waits goes on, gets the error with the event, and its lane drops the rest too.
  * Kernels share the device's pool and scratch memory, so they run on one lane, the compute lane;
- * copies and zeroing run on any. */
+ * copies and zeroing run on any, with the pool on the compute lane and without on the others. */
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -24,6 +24,7 @@
 
 struct slide_cpu_lane_inside {
     slide_word head, tail, stop;
+    struct slide_pool *pool; /* the device's on the compute lane, else NULL */
     pthread_t thread;
     pthread_mutex_t lock; /* guards err */
     struct slide_err err;
@@ -107,6 +108,7 @@ static struct slide_lane *lane_open(struct slide_device *device, enum slide_lane
         goto fail;
     lane->device = device;
     lane->inside = in;
+    in->pool = kind == SLIDE_LANE_COMPUTE ? device->pool : NULL;
     in->err = SLIDE_ERR_INIT;
     pthread_mutex_init(&in->lock, NULL);
     sigset_t all, before; /* signals belong to the caller's threads */
@@ -248,21 +250,30 @@ struct copy_args {
     size_t bytes;
 };
 
-static int run_copy(struct slide_lane *lane, const void *args, struct slide_err *err)
+#define PIECE (1u << 20)
+
+/* A piece of a copy, or of zeroing when there is no `from`. */
+static void fill(void *ctx, int64_t i, int worker)
 {
-    (void)lane;
-    (void)err;
-    const struct copy_args *a = args;
-    memcpy(a->to, a->from, a->bytes);
-    return 0;
+    (void)worker;
+    const struct copy_args *a = ctx;
+    size_t at = (size_t)i * PIECE, bytes = a->bytes - at < PIECE ? a->bytes - at : PIECE;
+    if (a->from)
+        memcpy((char *)a->to + at, (const char *)a->from + at, bytes);
+    else
+        memset((char *)a->to + at, 0, bytes);
 }
 
-static int run_zero(struct slide_lane *lane, const void *args, struct slide_err *err)
+static int run_fill(struct slide_lane *lane, const void *args, struct slide_err *err)
 {
-    (void)lane;
     (void)err;
-    const struct copy_args *a = args;
-    memset(a->to, 0, a->bytes);
+    struct copy_args a = *(const struct copy_args *)args;
+    int64_t pieces = (int64_t)((a.bytes + PIECE - 1) / PIECE);
+    if (lane->inside->pool)
+        slide_pool_for(lane->inside->pool, pieces, fill, &a);
+    else
+        for (int64_t i = 0; i < pieces; i++)
+            fill(&a, i, 0);
     return 0;
 }
 
@@ -271,13 +282,13 @@ static int copy(struct slide_lane *lane, void *to, const void *from, size_t byte
 {
     (void)kind;
     struct copy_args args = {to, from, bytes};
-    return slide_cpu_enqueue(lane, false, run_copy, &args, sizeof args, err);
+    return slide_cpu_enqueue(lane, false, run_fill, &args, sizeof args, err);
 }
 
 static int zero(struct slide_lane *lane, void *memory, size_t bytes, struct slide_err *err)
 {
     struct copy_args args = {memory, NULL, bytes};
-    return slide_cpu_enqueue(lane, false, run_zero, &args, sizeof args, err);
+    return slide_cpu_enqueue(lane, false, run_fill, &args, sizeof args, err);
 }
 
 /* Device memory is mapped, not from the heap: pages that a plan takes and a run never touches cost
@@ -387,7 +398,7 @@ static int count(void)
 
 static void device_close(struct slide_device *device)
 {
-    for (int i = 0; device->scratch && i < device->options.threads; i++)
+    for (int i = 0; device->scratch && i <= device->options.threads; i++)
         slide_mem_free(device->scratch[i].memory);
     slide_mem_free(device->scratch);
     slide_pool_free(device->pool);
@@ -408,7 +419,7 @@ static int device_open(struct slide_device **out, const struct slide_device_opti
     if (!device->sgemm)
         goto fail;
     device->scratch =
-        slide_mem_array((uint64_t)device->options.threads, sizeof *device->scratch, err);
+        slide_mem_array((uint64_t)device->options.threads + 1, sizeof *device->scratch, err);
     device->pool = slide_pool_new(device->options.threads, NULL, 0, err);
     if (!device->scratch || !device->pool)
         goto fail;

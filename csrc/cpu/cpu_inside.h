@@ -33,7 +33,7 @@ struct slide_device {
     struct slide_lane *compute; /* the one that runs kernels; NULL: not open */
     struct slide_pool *pool;    /* its threads */
     slide_cpu_sgemm_fn *sgemm;
-    struct slide_cpu_scratch *scratch; /* [threads] */
+    struct slide_cpu_scratch *scratch; /* [threads + 1]: the last is shared, see cpu_gemm.c */
 };
 
 struct slide_lane {
@@ -45,7 +45,8 @@ typedef int slide_cpu_run_fn(struct slide_lane *lane, const void *args, struct s
 int slide_cpu_enqueue(struct slide_lane *lane, bool always, slide_cpu_run_fn *run, const void *args,
                       size_t bytes, struct slide_err *err);
 
-/* `floats` of the worker's scratch memory; NULL when there is none. */
+/* `floats` of the worker's scratch memory; NULL when there is none. Worker `threads` is what all
+ * share: it is taken before a loop begins. */
 float *slide_cpu_scratch(struct slide_device *device, int worker, size_t floats);
 
 /* cpu_blas.c: the one library of the process. */

@@ -155,12 +155,30 @@ static void bias_bwd_piece(void *ctx, int64_t i, int worker)
     w->loops->bias_bwd(w->act, a, from, to, a->scratch + i * a->cols);
 }
 
-static void add_blocks(struct slide_lane *lane, float *sum, const float *scratch, int64_t n,
+struct sum_work {
+    const struct slide_cpu_loops *loops;
+    float *sum;
+    const float *scratch;
+    int64_t blocks, cols, piece;
+};
+
+static void sum_piece(void *ctx, int64_t i, int worker)
+{
+    const struct sum_work *w = ctx;
+    int64_t from = i * w->piece, n = w->cols - from < w->piece ? w->cols - from : w->piece;
+    (void)worker;
+    for (int64_t b = 0; b < w->blocks; b++)
+        w->loops->add(w->sum + from, w->scratch + b * w->cols + from, n);
+}
+
+/* In pieces of about ELEMENTS additions: most sums are so short that waking a thread takes longer.
+ */
+static void add_blocks(struct slide_lane *lane, float *sum, const float *scratch, int64_t blocks,
                        int32_t cols)
 {
-    const struct slide_cpu_loops *loops = slide_cpu_loops_get(lane->device->isa);
-    for (int64_t b = 0; b < (n + SLIDE_NORM_BLOCK - 1) / SLIDE_NORM_BLOCK; b++)
-        loops->add(sum, scratch + b * cols, cols);
+    int64_t piece = ELEMENTS / (blocks + 1) > COLUMNS ? ELEMENTS / (blocks + 1) : COLUMNS;
+    struct sum_work w = {slide_cpu_loops_get(lane->device->isa), sum, scratch, blocks, cols, piece};
+    slide_pool_for(lane->device->pool, (cols + piece - 1) / piece, sum_piece, &w);
 }
 
 static int run_rmsnorm_bwd(struct slide_lane *lane, const void *args, struct slide_err *err)
@@ -169,7 +187,7 @@ static int run_rmsnorm_bwd(struct slide_lane *lane, const void *args, struct sli
     const struct slide_rmsnorm_bwd_args *a = (const void *)l->args;
     (void)err;
     run(lane, l, a->n, SLIDE_NORM_BLOCK, rmsnorm_bwd_piece);
-    add_blocks(lane, a->dw, a->scratch, a->n, a->cols);
+    add_blocks(lane, a->dw, a->scratch, (a->n + SLIDE_NORM_BLOCK - 1) / SLIDE_NORM_BLOCK, a->cols);
     return 0;
 }
 
@@ -179,7 +197,7 @@ static int run_bias_bwd(struct slide_lane *lane, const void *args, struct slide_
     const struct slide_bias_bwd_args *a = (const void *)l->args;
     (void)err;
     run(lane, l, a->n, SLIDE_NORM_BLOCK, bias_bwd_piece);
-    add_blocks(lane, a->db, a->scratch, a->n, a->cols);
+    add_blocks(lane, a->db, a->scratch, (a->n + SLIDE_NORM_BLOCK - 1) / SLIDE_NORM_BLOCK, a->cols);
     return 0;
 }
 

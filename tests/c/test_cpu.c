@@ -112,6 +112,40 @@ static void order(void)
     free(chain);
 }
 
+/* Sizes of one piece and of several, on the lane that has the pool and on one that hasn't, at the
+ * same time; nothing beside them is touched. */
+static void pieces(void)
+{
+    enum { MAX = (3 << 20) + 17 };
+    static const size_t sizes[] = {1, 17, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, MAX};
+    struct rig r;
+    if (!opened(&r))
+        return;
+    struct slide_lane *lane[] = {r.compute, r.up};
+    unsigned char *from = malloc(MAX), *to[2] = {malloc(MAX + 2), malloc(MAX + 2)};
+    for (size_t i = 0; i < MAX; i++)
+        from[i] = (unsigned char)(i * 31 + i / 4096 + 1);
+    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+        size_t n = sizes[s], kept = n / 2, wrong = 0;
+        for (int l = 0; l < 2; l++) {
+            memset(to[l], 7, MAX + 2);
+            CHECK_EQ(copy(lane[l], to[l] + 1, from, n, &r.err), 0);
+            CHECK_EQ(slide_zero(lane[l], to[l] + 1 + kept, n - kept, &r.err), 0);
+        }
+        for (int l = 0; l < 2; l++) {
+            CHECK_EQ(synced(lane[l], &r.err), 0);
+            CHECK(to[l][0] == 7 && to[l][n + 1] == 7);
+            for (size_t i = 0; i < n; i++)
+                wrong += to[l][i + 1] != (i < kept ? from[i] : 0);
+        }
+        CHECK_EQ(wrong, 0);
+    }
+    rig_close(&r);
+    free(to[1]);
+    free(to[0]);
+    free(from);
+}
+
 /* A value goes from lane to lane, over two devices, and is doubled by the copies. */
 static void ping_pong(int rounds)
 {
@@ -446,6 +480,27 @@ static void memory_fails(void)
     slide_mem_fail_at(0);
     CHECK_ERR(&r.err, SLIDE_EMEM, "gemm 2 x 2 x 2");
     rig_close(&r);
+    /* So does a long sum, which is cut. */
+    if (!opened(&r))
+        return;
+    float *x = calloc(8192, sizeof *x), y[4];
+    gemm = (struct slide_gemm){.a = x,
+                               .b = x,
+                               .out = y,
+                               .lda = 4096,
+                               .ldb = 4096,
+                               .ldo = 2,
+                               .m = 2,
+                               .n = 2,
+                               .k = 4096,
+                               .trans_b = 1};
+    slide_mem_fail_at(1);
+    CHECK_EQ(slide_gemm(r.compute, &gemm, &r.err), 0);
+    CHECK_EQ(synced(r.compute, &r.err), -1);
+    slide_mem_fail_at(0);
+    CHECK_ERR(&r.err, SLIDE_EMEM, "gemm 2 x 2 x 4096");
+    rig_close(&r);
+    free(x);
 }
 
 static void memory(void)
@@ -481,6 +536,6 @@ static void memory(void)
     rig_close(&r);
 }
 
-TEST_MAIN(CASE(order), CASE(across_lanes), CASE(across_lanes_jitter), CASE(event_rules),
-          CASE(event_two_lanes), CASE(errors), CASE(errors_of_hooks), CASE(abandon),
-          CASE(one_compute_lane), CASE(calls_fail), CASE(memory_fails), CASE(memory))
+TEST_MAIN(CASE(order), CASE(pieces), CASE(across_lanes), CASE(across_lanes_jitter),
+          CASE(event_rules), CASE(event_two_lanes), CASE(errors), CASE(errors_of_hooks),
+          CASE(abandon), CASE(one_compute_lane), CASE(calls_fail), CASE(memory_fails), CASE(memory))

@@ -97,10 +97,12 @@ static void gemm_small(void)
     every(gemm_small_one);
 }
 
-/* Several tiles, and for BF16 more products than are widened at a time. */
+/* Several tiles, for BF16 more products than are widened at a time, and so many of few elements
+ * that their sum is cut. */
 static void gemm_tiles_one(struct rig *r)
 {
-    static const int32_t sizes[][3] = {{577, 643, 65}, {33, 1100, 1031}, {2049, 17, 19}};
+    static const int32_t sizes[][3] = {
+        {577, 643, 65}, {33, 1100, 1031}, {2049, 17, 19}, {37, 29, 8209}};
     for (int i = 0; i < (int)COUNT(sizes) * 3 * 4; i++, rig_drop(r)) {
         int way = i / (int)COUNT(sizes), size = i % (int)COUNT(sizes), type = way / 4;
         struct gemm_case c = {
@@ -128,7 +130,8 @@ struct attn_case {
 static const struct attn_case attn_cases[] = {
     {1, 1, 1, 1, 8, 0, 0},   {2, 7, 4, 2, 6, 0, 0},     {1, 64, 3, 1, 16, 0, 0},
     {2, 65, 3, 3, 17, 0, 9}, {1, 130, 6, 2, 64, 17, 0}, {1, 131, 4, 1, 32, 31, 50},
-    {3, 17, 2, 1, 7, 1, 0},  {1, 200, 2, 2, 16, 64, 7},
+    {3, 17, 2, 1, 7, 1, 0},  {1, 200, 2, 2, 16, 64, 7}, {3, 70, 17, 17, 8, 0, 0},
+    {8, 66, 6, 3, 5, 0, 30}, /* in the last two, heads are too many to be cut into parts */
 };
 
 struct attn_data {
@@ -314,4 +317,30 @@ static void attn_large(void)
     every(attn_large_one);
 }
 
-TEST_MAIN(CASE(gemm_small), CASE(gemm_tiles), CASE(attn), CASE(attn_large))
+/* The workspace is asked for once; passes of no more tokens in no longer rows must do with it. */
+static void attn_workspace_one(struct rig *r)
+{
+    for (int i = 0; i < 20000; i++) {
+        int32_t kv_heads = 1 + rig_below(r, 8), heads = kv_heads * (1 + rig_below(r, 4));
+        int32_t tokens = 1 + rig_below(r, 1 << rig_below(r, 16)), seq = 1 + rig_below(r, tokens);
+        int32_t shorter = 1 + rig_below(r, seq);
+        struct slide_attn most = {.rows = (tokens + seq - 1) / seq,
+                                  .seq = seq,
+                                  .heads = heads,
+                                  .kv_heads = kv_heads,
+                                  .head_dim = 8 * (1 + rig_below(r, 16))};
+        struct slide_attn pass = most;
+        pass.seq = shorter;
+        pass.rows = 1 + rig_below(r, tokens / shorter);
+        size_t room = slide_attn_workspace(r->device, &most);
+        if (!CHECK(slide_attn_workspace(r->device, &pass) <= room))
+            return;
+    }
+}
+
+static void attn_workspace(void)
+{
+    every(attn_workspace_one);
+}
+
+TEST_MAIN(CASE(gemm_small), CASE(gemm_tiles), CASE(attn), CASE(attn_large), CASE(attn_workspace))
