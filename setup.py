@@ -4,18 +4,26 @@ The compiler flags are those of csrc/isa.flags, which the C tests (tests/c/rules
 files named *_isa.c are compiled once an instruction set, all others once. setuptools compiles each
 source once and with one set of flags, so the compiling is done here: two files at a time (or
 SLIDE_BUILD_JOBS), and only what changed since the last build, headers included.
+
+csrc/cuda is built where nvcc and the headers of CUDA, cuBLAS and cuDNN are found, for the GPUs of
+SLIDE_CUDA_ARCHS ("80,90"; default: ARCHS); without them cuda_stub.c stands in, and says what was
+missing. SLIDE_CUDA=0 asks for the stub, SLIDE_CUDA=1 makes it an error.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import shlex
+import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy
 import setuptools
@@ -32,11 +40,16 @@ if int(setuptools.__version__.split(".")[0]) < 77:
 
 ROOT = Path(__file__).resolve().parent
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-# csrc/cuda is not here: it is built by nvcc, where there is one.
 FOLDERS = "base", "device", "optim", "model", "cpu", "state", "plan", "route", "pipe", "train", "py"
+# Compute capabilities with machine code in the wheel; newer ones start from the last one's PTX.
+ARCHS = "80,86,89,90,100,120"
 # Not setuptools' folder, which is a new one for each editable install: objects are used again.
 OBJECTS = Path("build") / f"objects-{sys.implementation.cache_tag}-{platform.machine()}"
 JOBS = int(os.environ.get("SLIDE_BUILD_JOBS", "2"))
+
+
+# A source, what it becomes, and the command without both.
+Command = tuple[str, Path, list[str]]
 
 
 def sources(pattern: str) -> list[str]:
@@ -50,6 +63,86 @@ def read_flags() -> dict[str, list[str]]:
     lines = (ROOT / "csrc" / "isa.flags").read_text().splitlines()
     pairs = (line.split(":", 1) for line in lines if line.strip() and not line.startswith("#"))
     return {name: flags.split() for name, flags in pairs}
+
+
+class Toolkit(NamedTuple):
+    """What csrc/cuda is built with; `missing` says why it can't be, and is "" otherwise."""
+
+    nvcc: str = ""
+    includes: tuple[str, ...] = ()
+    missing: str = ""
+
+
+def find_toolkit() -> Toolkit:
+    """nvcc of $CUDA_HOME, the PATH or pip; headers of $CUDA_HOME, nvcc's toolkit, pip's nvidia."""
+    wanted = os.environ.get("SLIDE_CUDA", "")
+    if wanted == "0":
+        return Toolkit(missing="it was switched off with SLIDE_CUDA=0")
+    pip = Path(sysconfig.get_path("purelib")) / "nvidia"
+    homes = [Path(home) for name in ("CUDA_HOME", "CUDA_PATH") if (home := os.environ.get(name))]
+    on_path = shutil.which("nvcc")
+    if on_path:
+        homes.append(Path(on_path).resolve().parent.parent)
+    homes += [Path("/usr/local/cuda"), pip / "cu13"]
+    nvccs = [str(home / "bin" / "nvcc") for home in homes if (home / "bin" / "nvcc").is_file()]
+    folders = [home / "include" for home in homes] + sorted(pip.glob("*/include"))
+    found: list[str] = []
+    missing = [] if on_path or nvccs else ["nvcc"]
+    for header in ("cuda.h", "cublasLt.h", "cudnn.h"):
+        folder = next((str(path) for path in folders if (path / header).is_file()), "")
+        if folder:
+            found.append(folder)
+        else:
+            missing.append(header)
+    if missing and wanted == "1":
+        raise SystemExit(f"SLIDE_CUDA=1, but {' and '.join(missing)} can't be found")
+    if missing:
+        return Toolkit(missing=f"{' and '.join(missing)} could not be found")
+    return Toolkit(nvcc=on_path or nvccs[0], includes=tuple(dict.fromkeys(found)))
+
+
+def cuda_files() -> list[str]:
+    """Everything below csrc/cuda."""
+    return sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc/cuda").rglob("*") if p.is_file())
+
+
+def cuda_names() -> list[str]:
+    """The kernel files, by csrc/cuda/images.def."""
+    text = (ROOT / "csrc" / "cuda" / "images.def").read_text()
+    return re.findall(r"^X\((\w+)\)", text, re.MULTILINE)
+
+
+def cuda_archs() -> list[str]:
+    """The flags of nvcc that name the GPUs."""
+    archs = [arch.strip() for arch in os.environ.get("SLIDE_CUDA_ARCHS", ARCHS).split(",")]
+    codes = [f"arch=compute_{arch},code=sm_{arch}" for arch in archs]
+    codes.append(f"arch=compute_{archs[-1]},code=compute_{archs[-1]}")
+    return [f"-gencode={code}" for code in codes]
+
+
+def cuda_work(toolkit: Toolkit, driver: list[str]) -> tuple[list[Command], list[Command]]:
+    """The fatbins; and the objects that stand on them: the backend's, or the stub's."""
+    common = [*driver, *read_flags()["common"], "-pthread", "-Icsrc", "-O2"]
+    folder = OBJECTS / "csrc" / "cuda"
+    if toolkit.missing:
+        stub = f'-DSLIDE_CUDA_MISSING="{toolkit.missing}"'
+        return [], [("csrc/cuda/cuda_stub.c", folder / "cuda_stub.o", [*common, stub])]
+    # The vendors' headers are not ours to warn about.
+    common += [flag for path in toolkit.includes for flag in ("-isystem", path)]
+    nvcc = [toolkit.nvcc, "-std=c++17", "-O3", "-Icsrc", *cuda_archs(), "-fatbin"]
+    fatbins: list[Command] = []
+    objects: list[Command] = []
+    for name in cuda_names():
+        fatbin = folder / "kernels" / f"{name}.fatbin"
+        fatbins.append((f"csrc/cuda/kernels/{name}.cu", fatbin, nvcc))
+        flags = [f"-DSLIDE_IMAGE=slide_cuda_image_{name}", f'-DSLIDE_FATBIN="{fatbin}"']
+        target = folder / "kernels" / f"{name}.o"
+        objects.append(("csrc/cuda/cuda_image.c", target, [*common, *flags]))
+    for source in sorted((ROOT / "csrc" / "cuda").glob("*.c")):
+        if source.stem not in ("cuda_stub", "cuda_image"):
+            name = str(source.relative_to(ROOT))
+            objects.append((name, folder / f"{source.stem}.o", common))
+    return fatbins, objects
 
 
 def plan(source: str) -> list[tuple[str, list[str]]]:
@@ -76,8 +169,8 @@ def plan(source: str) -> list[tuple[str, list[str]]]:
 
 def up_to_date(target: Path, command: str) -> bool:
     """Whether `target` came of the same command, and nothing that it was made of is newer."""
-    record = target.with_suffix(".cmd")
-    depends = target.with_suffix(".d")
+    record = target.with_suffix(f"{target.suffix}.cmd")
+    depends = target.with_suffix(f"{target.suffix}.d")
     try:
         if record.read_text() != command:
             return False
@@ -96,18 +189,23 @@ class BuildExt(build_ext):
         # CC and CFLAGS of this Python and of the environment; for C the driver is a command line.
         driver = list(self.compiler.compiler_so)
         includes = [f"-I{path}" for path in self.compiler.include_dirs]
+        toolkit = find_toolkit()
+        if toolkit.missing:
+            print(f"without CUDA: {toolkit.missing}", flush=True)
+        fatbins, cuda = cuda_work(toolkit, driver)
         work = [
             (source, OBJECTS / name, [*driver, *includes, *flags])
             for source in ext.sources
             for name, flags in plan(source)
         ]
-        with ThreadPoolExecutor(max(1, JOBS)) as pool:
-            errors = [error for error in pool.map(self._compile, work) if error]
-        if errors:
-            raise CompileError("\n".join(errors))
+        # The fatbins become part of objects, so they come first.
+        self._compile_all([*fatbins, *work])
+        self._compile_all(cuda)
         path = Path(self.get_ext_fullpath(ext.name))
-        objects = [target for _, target, _ in work]
-        if not self.force and path.exists():
+        objects = [target for _, target, _ in [*work, *cuda]]
+        record = OBJECTS / "linked"
+        text = "\n".join(map(str, objects))
+        if not self.force and path.exists() and record.exists() and record.read_text() == text:
             made = path.stat().st_mtime_ns
             if all(target.stat().st_mtime_ns < made for target in objects):
                 return
@@ -118,17 +216,28 @@ class BuildExt(build_ext):
             extra_postargs=ext.extra_link_args,
             build_temp=str(OBJECTS),
         )
+        record.write_text(text)
 
-    def _compile(self, work: tuple[str, Path, list[str]]) -> str:
+    def _compile_all(self, work: list[Command]) -> None:
+        with ThreadPoolExecutor(max(1, JOBS)) as pool:
+            errors = [error for error in pool.map(self._compile, work) if error]
+        if errors:
+            raise CompileError("\n".join(errors))
+
+    def _compile(self, work: Command) -> str:
         """What went wrong, or nothing. A warning of the compiler is shown."""
         source, target, command = work
-        depends = target.with_suffix(".d")
-        command = [*command, "-MMD", "-MF", str(depends), "-c", source, "-o", str(target)]
+        depends = target.with_suffix(f"{target.suffix}.d")
+        command = [*command, "-MMD", "-MF", str(depends)]
+        if target.suffix == ".fatbin":
+            command += [source, "-o", str(target)]
+        else:
+            command += ["-c", source, "-o", str(target)]
         text = shlex.join(command)
         if not self.force and up_to_date(target, text):
             return ""
         target.parent.mkdir(parents=True, exist_ok=True)
-        record = target.with_suffix(".cmd")
+        record = target.with_suffix(f"{target.suffix}.cmd")
         record.unlink(missing_ok=True)
         result = subprocess.run(command, capture_output=True, text=True)
         if result.returncode:
@@ -143,7 +252,7 @@ setup(
         Extension(
             "slidedp._slidedp",
             sources=sources("*.c"),
-            depends=[*sources("*.h"), *sources("*.def"), "csrc/isa.flags"],
+            depends=[*sources("*.h"), *sources("*.def"), *cuda_files(), "csrc/isa.flags"],
             libraries=["m", "dl"],
             extra_link_args=["-pthread"],
         )

@@ -21,21 +21,25 @@ class Spec(TypedDict, total=False):
     world: int  # 1
     rendezvous: str  # name of the abstract socket; required when world > 1
     agreement: str  # "key=value\n" lines, equal on all ranks; ""
-    device: str  # "cpu"
+    device: str  # "cpu"; "cuda"
     device_index: int  # 0
     bf16: bool  # True: hi/lo masters and BF16 compute; False: FP32 throughout
     gradient_dtype: str  # "float32" | "bfloat16": on the way to the host
     threads: int  # 0: CPUs of this process / local ranks
     blas: str  # "" searches
+    nvidia: str  # the folder of pip's nvidia packages; "" searches
     max_tokens: int  # tokens of the largest micro-batch the plan is made for
     max_seq: int  # its longest row
     micro_batches: int  # 1: per step
-    activations: str  # "recompute" | "keep"
+    activations: str  # "recompute" | "selective" | "keep" | "offload"
+    block_activations: bytes  # a byte a block instead: an index into the four above
+    device_budget: int  # 0: bytes of device memory that may be taken; 0: what is free
     slots: int  # 2: weight slots
     chunk_bytes: int  # 4 << 20: of gradient on the way out
     head_rows: int  # 256: rows of logits at a time
     overlap: bool  # True
     keep_gradients: bool  # False
+    pinning: str  # "auto" | "always" | "never": of the memory that the device copies from and to
     timeout: float  # 1800.0: seconds that a wait for another rank may last
     beta1: float  # 0.9
     beta2: float  # 0.999
@@ -97,9 +101,12 @@ class Engine:
         """Bytes by name on host and device, threads, units, slots, chunk and so on."""
     def close(self) -> None: ...
 
-def env(blas: str = "") -> dict[str, Any]:
-    """isa, isa_best, cpus, blas (text or why not), memory_free, memory_source, backends {name: ""
-    or why not}, variables [(name, value, meaning)]."""
+def env(blas: str = "", nvidia: str = "") -> dict[str, Any]:
+    """isa, isa_best, cpus, blas and cuda (text or why not), memory_free, memory_source, backends
+    {name: "" or why not}, variables [(name, value, meaning)]."""
+
+def devices(nvidia: str = "") -> dict[str, int]:
+    """How many devices of each backend can be used; 0 where it can't run."""
 
 def model_types() -> list[str]: ...
 
@@ -123,6 +130,8 @@ def triad(
 ) -> None:
     """a = b + 3 c, the STREAM triad, for floors."""
 
-def kernel(name: str, dtype: str, args: dict[str, Any], threads: int = 1) -> None:
-    """Runs one small kernel, "gemm", "attn_fwd" or "attn_bwd" of the CPU backend on NumPy arrays:
-    args by the names of kernel_args.h / device.h; arrays of BF16 are uint16."""
+def kernel(
+    name: str, dtype: str, args: dict[str, Any], threads: int = 1, device: str = "cpu"
+) -> None:
+    """Runs one small kernel, "gemm", "attn_fwd" or "attn_bwd" of a backend on NumPy arrays: args
+    by the names of kernel_args.h; arrays of BF16 are uint16."""

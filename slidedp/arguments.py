@@ -8,6 +8,7 @@ import dataclasses
 import difflib
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from typing import Any
 ELSEWHERE = {
     "fp16": "the weights are BF16 (bf16=True) or FP32 (bf16=False)",
     "tf32": "the weights are BF16 (bf16=True) or FP32 (bf16=False)",
-    "gradient_checkpointing": "use activations='recompute' (the default) or 'keep'",
+    "gradient_checkpointing": "use activations='recompute' (the default), 'selective' or 'keep'",
     "optim": "the optimizer is AdamW, on the CPU",
     "save_steps": "checkpoints during a run are not available yet",
     "save_strategy": "checkpoints during a run are not available yet",
@@ -30,7 +31,15 @@ ELSEWHERE = {
     "report_to": "metrics are in trainer.history",
     "max_length": "use max_seq_length",
 }
+# In the order of csrc/model/model.h's enum slide_activations.
+ACTIVATIONS = ("recompute", "selective", "keep", "offload")
 SCHEDULERS = ("constant", "constant_with_warmup", "linear", "cosine")
+
+
+def unknown_choice(name: str, value: str, choices: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(value, choices, 1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"{name}={value!r}: one of {', '.join(choices)}{hint}"
 
 
 @dataclass
@@ -69,7 +78,11 @@ class TrainingArguments:
     device: str = "auto"  # "cpu" | "cuda" | "auto": a GPU where there is one
     bf16: bool = True  # BF16 weights with exact FP32 masters; False: FP32 throughout
     gradient_dtype: str = "auto"  # on the way to the host: "bfloat16" | "float32"
-    activations: str = "recompute"  # of a block's inside: "recompute" | "keep"
+    # Of blocks, one for all or a list of one each: "recompute" the inside in backward, "selective":
+    # keep what matrix products made, "keep" all, "offload": recompute, and inputs in host memory.
+    activations: str | Sequence[str] = "recompute"
+    gpu_memory_budget: int = 0  # bytes that may be taken of a GPU's memory; 0: what is free
+    pin_memory: str = "auto"  # host memory for the GPU: "auto" | "always" | "never"
     keep_gradients: bool = False  # trainer.tensor(name, "grad"); costs 4 bytes a parameter
     threads: int = 0  # of a rank; 0: the CPUs of this process / local ranks
     slots: int = 2  # weights of so many blocks are on the device at a time
@@ -87,9 +100,10 @@ class TrainingArguments:
         self._check()
 
     def _check(self) -> None:
-        for name in ("output_dir", "lr_scheduler_type", "eval_strategy", "device", "activations"):
+        for name in ("output_dir", "lr_scheduler_type", "eval_strategy", "device"):
             self._type(name, str)
-        self._type("gradient_dtype", str)
+        for name in ("gradient_dtype", "pin_memory"):
+            self._type(name, str)
         for name in ("dataloader_drop_last", "bf16", "keep_gradients", "overlap"):
             self._type(name, bool)
         if self.disable_tqdm is not None:
@@ -106,6 +120,7 @@ class TrainingArguments:
             ("slots", 2),
             ("chunk_bytes", 256),
             ("head_rows", 1),
+            ("gpu_memory_budget", 0),
         ):
             self._int(name, low)
         self._int("max_steps", None)
@@ -130,13 +145,34 @@ class TrainingArguments:
         self._choice("eval_strategy", ("no", "steps", "epoch"))
         self._choice("device", ("cpu", "cuda", "auto"))
         self._choice("gradient_dtype", ("auto", "float32", "bfloat16"))
-        self._choice("activations", ("recompute", "keep"))
+        self._choice("pin_memory", ("auto", "always", "never"))
+        self._check_activations()
         if self.gradient_dtype == "bfloat16" and not self.bf16:
             raise ValueError("gradient_dtype='bfloat16' needs bf16=True")
         if self.chunk_bytes > 1 << 30:
             raise ValueError(f"chunk_bytes={self.chunk_bytes}: at most 2**30")
         if self.max_steps <= 0 and self.num_train_epochs == 0:
             raise ValueError("num_train_epochs=0 without max_steps: there is nothing to train")
+
+    def _check_activations(self) -> None:
+        value = self.activations
+        if not isinstance(value, str):
+            if not isinstance(value, Sequence) or not all(isinstance(one, str) for one in value):
+                raise TypeError(f"activations={value!r}: a str, or a list with one for each block")
+            value = list(value)
+            self.activations = value
+        for one in [value] if isinstance(value, str) else value:
+            if one not in ACTIVATIONS:
+                raise ValueError(unknown_choice("activations", one, ACTIVATIONS))
+
+    def block_activations(self, layers: int) -> bytes:
+        """The policy of each block as an index into `ACTIVATIONS`. ValueError: a list of another
+        length."""
+        value = self.activations
+        names = [value] * layers if isinstance(value, str) else list(value)
+        if len(names) != layers:
+            raise ValueError(f"activations: {len(names)} for the model's {layers} blocks")
+        return bytes(ACTIVATIONS.index(name) for name in names)
 
     def _type(self, name: str, wanted: type) -> None:
         value = getattr(self, name)
@@ -177,9 +213,7 @@ class TrainingArguments:
     def _choice(self, name: str, choices: tuple[str, ...]) -> None:
         value = getattr(self, name)
         if value not in choices:
-            near = difflib.get_close_matches(value, choices, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"{name}={value!r}: one of {', '.join(choices)}{hint}")
+            raise ValueError(unknown_choice(name, value, choices))
 
     def warmup(self, total: int) -> int:
         """Steps of warm-up in a run of `total` steps, as transformers counts them."""

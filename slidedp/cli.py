@@ -182,10 +182,10 @@ def _env(options: argparse.Namespace, rest: list[str]) -> int:
     import platform
 
     from slidedp import __version__, _slidedp
-    from slidedp.libraries import blas_path
+    from slidedp.libraries import blas_path, nvidia_path
     from slidedp.report import human
 
-    facts = _slidedp.env(blas_path())
+    facts = _slidedp.env(blas_path(), nvidia_path())
     print(f"slidedp      {__version__}, Python {platform.python_version()}, {platform.platform()}")
     for package in ("numpy", "safetensors", "tokenizers", "rich", "scipy-openblas32"):
         try:
@@ -196,11 +196,10 @@ def _env(options: argparse.Namespace, rest: list[str]) -> int:
     print(f"isa          {facts['isa']} in use, {facts['isa_best']} is the best of this CPU")
     print(f"threads      {facts['cpus']} CPUs for this process, shared by the ranks")
     print(f"blas         {facts['blas']}")
+    print(f"cuda         {facts['cuda']}")
     print(f"memory       {human(facts['memory_free'])} free, by {facts['memory_source']}")
     for name, reason in facts["backends"].items():
-        print(f"{name:<12} {reason or 'works'}")
-    if "cuda" not in facts["backends"]:
-        print("cuda         not part of this version")
+        print(f"backend      {name} {reason or 'works'}")
     for name, value, meaning in facts["variables"]:
         print(f"{name:<12} {value or '-':<6} {meaning}")
     return 0

@@ -13,3 +13,12 @@ def blas_path() -> str:
         if library.is_file():
             return str(library)
     return ""
+
+
+def nvidia_path() -> str:
+    """The folder that pip's nvidia packages (cuBLAS, cuDNN, NCCL) share; "" without them."""
+    spec = importlib.util.find_spec("nvidia")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        if Path(folder).is_dir():
+            return str(folder)
+    return ""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from slidedp import _slidedp, checkpoint, data, sampler
 from slidedp.arguments import TrainingArguments
 from slidedp.config import read_config
-from slidedp.libraries import blas_path
+from slidedp.libraries import blas_path, nvidia_path
 from slidedp.ranks import Rank, read_rank, rendezvous_name
 from slidedp.report import Report, host_memory, human
 
@@ -102,8 +102,19 @@ class Trainer:
             return None
         return data.open_dataset(source, tokenizer, self.args.max_seq_length, what)
 
+    def _device(self) -> tuple[str, int]:
+        """The backend and which of its devices: ranks share GPUs where there are fewer."""
+        name = self.args.device
+        if name == "cpu":
+            return name, 0
+        count = _slidedp.devices(nvidia_path())["cuda"]
+        if name == "auto" and not count:
+            return "cpu", 0
+        return "cuda", self.rank.rank % max(count, 1)
+
     def _spec(self) -> _slidedp.Spec:
         args = self.args
+        device, index = self._device()
         gradient = args.gradient_dtype
         if gradient == "auto":
             gradient = "bfloat16" if args.bf16 else "float32"
@@ -112,20 +123,24 @@ class Trainer:
             "model": self.config.to_spec(),
             "rank": self.rank.rank,
             "world": self.rank.world,
-            "device": "cpu" if args.device == "auto" else args.device,
+            "device": device,
+            "device_index": index,
             "bf16": args.bf16,
             "gradient_dtype": gradient,
             "threads": args.threads,
             "blas": blas_path(),
+            "nvidia": nvidia_path(),
             "max_tokens": rows * args.max_seq_length,
             "max_seq": args.max_seq_length,
             "micro_batches": args.gradient_accumulation_steps,
-            "activations": args.activations,
+            "block_activations": args.block_activations(self.config.num_layers),
+            "device_budget": args.gpu_memory_budget,
             "slots": args.slots,
             "chunk_bytes": args.chunk_bytes,
             "head_rows": args.head_rows,
             "overlap": args.overlap,
             "keep_gradients": args.keep_gradients,
+            "pinning": args.pin_memory,
             "timeout": args.ddp_timeout,
             "beta1": args.adam_beta1,
             "beta2": args.adam_beta2,
@@ -134,7 +149,7 @@ class Trainer:
         }
         if self.rank.world > 1:
             spec["rendezvous"] = rendezvous_name()
-            spec["agreement"] = self._agreement()
+            spec["agreement"] = self._agreement() + f"backend={device}\n"
         return spec
 
     def _agreement(self) -> str:

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+import emulated
 import families
 import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--device", default="cpu", choices=("cpu", "cuda"), help="where to compute")
+    parser.addoption(
+        "--device",
+        default="cpu",
+        choices=("cpu", "cuda", "emulated"),
+        help="where to compute; emulated: the CUDA backend without a GPU (tests/emulator)",
+    )
     parser.addoption("--smollm2", help="an FP32 folder of SmolLM2-135M for tests/test_smollm2.py")
     parser.addoption("--slow", action="store_true", help="run the tests marked slow as well")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--device") == "emulated":
+        os.environ.update(emulated.environment())
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -24,7 +36,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest) -> str:
     """The device that trainers of this run compute on."""
-    return str(request.config.getoption("--device"))
+    name = str(request.config.getoption("--device"))
+    return "cuda" if name == "emulated" else name
 
 
 @pytest.fixture(scope="session")

@@ -26,6 +26,7 @@ _LLAMA3 = {
 # name: (class prefix, arguments over _TINY)
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama3": ("Llama", {"rope_parameters": _LLAMA3, "max_position_embeddings": 32768}),
+    "llama-deep": ("Llama", {"num_hidden_layers": 6}),
     "llama-tied": ("Llama", {"tie_word_embeddings": True, "num_hidden_layers": 3}),
     "llama-linear": (
         "Llama",

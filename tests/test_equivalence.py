@@ -35,6 +35,7 @@ BASE: dict[str, Any] = {
 }
 VARIANTS: list[dict[str, Any]] = [
     {"activations": "keep"},
+    {"activations": "selective"},
     {"threads": 1},
     {"threads": 3},
     {"chunk_bytes": 256},
@@ -151,6 +152,42 @@ def test_same_bits(
     variant: dict[str, Any],
 ) -> None:
     same(trained(case, bf16), train(checkpoints(case), device, bf16, **variant))
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize(
+    "activations",
+    ["offload", ["offload", "keep", "offload", "offload", "selective", "offload"]],
+    ids=["all", "mixed"],
+)
+def test_offloaded_activations(
+    checkpoints: families.Checkpoints,
+    device: str,
+    trained: Trained,
+    bf16: bool,
+    activations: str | list[str],
+) -> None:
+    """Inputs of blocks that wait in host memory: the same bits, overlapped or not."""
+    for overlap in (True, False):
+        more = {"activations": activations, "overlap": overlap}
+        with open_trainer(checkpoints("llama-deep"), device, bf16, **more) as trainer:
+            assert trainer.plan["host activations"] > 0
+        same(trained("llama-deep", bf16), train(checkpoints("llama-deep"), device, bf16, **more))
+
+
+def test_policies_of_blocks(checkpoints: families.Checkpoints, device: str) -> None:
+    with pytest.raises(ValueError, match="3 for the model's 6 blocks"):
+        open_trainer(checkpoints("llama-deep"), device, True, activations=["keep"] * 3)
+
+
+def test_a_budget_that_is_kept(checkpoints: families.Checkpoints, device: str) -> None:
+    """Met to the byte, or refused with the plan and what would make it smaller."""
+    with open_trainer(checkpoints("llama3"), device, True) as trainer:
+        needed = int(trainer.plan["device_bytes"])
+    with open_trainer(checkpoints("llama3"), device, True, gpu_memory_budget=needed) as trainer:
+        assert trainer.plan["device_bytes"] == needed
+    with pytest.raises(MemoryError, match=r"gpu_memory_budget is .* weight slots .*'offload'"):
+        open_trainer(checkpoints("llama3"), device, True, gpu_memory_budget=needed - 1)
 
 
 @pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])

@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #define ALIGN 64
 
@@ -19,17 +20,26 @@ static int fails_now(void)
            atomic_fetch_sub_explicit(&countdown, 1, memory_order_relaxed) == 1;
 }
 
-void *slide_mem_new(size_t bytes, struct slide_err *err)
+static void *zeroed(size_t align, size_t size, struct slide_err *err)
 {
-    size_t size = bytes ? bytes : 1;
     void *memory = NULL;
-    if (fails_now() || posix_memalign(&memory, ALIGN, size)) {
+    if (fails_now() || posix_memalign(&memory, align, size)) {
         slide_err_set(err, SLIDE_EMEM, "out of memory: no %zu bytes of heap", size);
         return NULL;
     }
     memset(memory, 0, size);
     atomic_fetch_add_explicit(&live, 1, memory_order_relaxed);
     return memory;
+}
+
+void *slide_mem_new(size_t bytes, struct slide_err *err)
+{
+    return zeroed(ALIGN, bytes ? bytes : 1, err);
+}
+
+void *slide_mem_pages(size_t bytes, struct slide_err *err)
+{
+    return zeroed(SLIDE_PAGE, (bytes / SLIDE_PAGE + 1) * SLIDE_PAGE, err);
 }
 
 void *slide_mem_array(uint64_t count, size_t size, struct slide_err *err)
@@ -55,6 +65,28 @@ void slide_mem_free(void *memory)
     if (!memory)
         return;
     free(memory);
+    atomic_fetch_sub_explicit(&live, 1, memory_order_relaxed);
+}
+
+void *slide_mem_map(size_t bytes, struct slide_err *err)
+{
+    void *memory = fails_now() ? MAP_FAILED
+                               : mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) {
+        slide_err_set(err, SLIDE_EMEM, "host: out of memory: no %zu bytes", bytes);
+        return NULL;
+    }
+    madvise(memory, bytes, MADV_HUGEPAGE);
+    atomic_fetch_add_explicit(&live, 1, memory_order_relaxed);
+    return memory;
+}
+
+void slide_mem_unmap(void *memory, size_t bytes)
+{
+    if (!memory)
+        return;
+    munmap(memory, bytes);
     atomic_fetch_sub_explicit(&live, 1, memory_order_relaxed);
 }
 

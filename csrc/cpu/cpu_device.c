@@ -363,6 +363,12 @@ static int gemm(struct slide_lane *lane, const struct slide_gemm *g, struct slid
     return compute(lane, slide_cpu_gemm_run, g, sizeof *g, err);
 }
 
+static size_t gemm_workspace(struct slide_device *device)
+{
+    (void)device;
+    return 0; /* the workers have scratch memory of their own */
+}
+
 static int attn_fwd(struct slide_lane *lane, const struct slide_attn *a, struct slide_err *err)
 {
     return compute(lane, slide_cpu_attn_fwd_run, a, sizeof *a, err);
@@ -438,7 +444,7 @@ static int info(struct slide_device *device, struct slide_device_info *out, stru
              device->options.threads, device->options.threads > 1 ? "s" : "");
     long page = sysconf(_SC_PAGESIZE);
     out->memory_bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)page;
-    out->free_bytes = (uint64_t)sysconf(_SC_AVPHYS_PAGES) * (uint64_t)page;
+    out->free_bytes = UINT64_MAX; /* pages of a plan are taken when they are touched, if ever */
     return 0;
 }
 
@@ -464,6 +470,7 @@ const struct slide_backend slide_cpu_backend = {
     .copy = copy,
     .zero = zero,
     .gemm = gemm,
+    .gemm_workspace = gemm_workspace,
     .attn_workspace = slide_cpu_attn_workspace,
     .attn_fwd = attn_fwd,
     .attn_bwd = attn_bwd,

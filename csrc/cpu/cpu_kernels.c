@@ -1,7 +1,7 @@
 /* The small kernels as commands: each cuts its rows by shape alone and runs the loops of the
- * instruction set on the device's pool. Sums over tokens go block by block of SLIDE_NORM_BLOCK rows
- * and then over the blocks in order, so the number of threads changes no bit.
- * Called by the lane's thread. */
+ * instruction set on the device's pool. Sums over tokens go block by block, of SLIDE_NORM_BLOCK or
+ * SLIDE_BIAS_BLOCK rows, and then over the blocks in order, so the number of threads changes no
+ * bit. Called by the lane's thread. */
 #include <math.h>
 #include <string.h>
 
@@ -196,8 +196,8 @@ static int run_bias_bwd(struct slide_lane *lane, const void *args, struct slide_
     const struct slide_cpu_launch *l = args;
     const struct slide_bias_bwd_args *a = (const void *)l->args;
     (void)err;
-    run(lane, l, a->n, SLIDE_NORM_BLOCK, bias_bwd_piece);
-    add_blocks(lane, a->db, a->scratch, (a->n + SLIDE_NORM_BLOCK - 1) / SLIDE_NORM_BLOCK, a->cols);
+    run(lane, l, a->n, SLIDE_BIAS_BLOCK, bias_bwd_piece);
+    add_blocks(lane, a->db, a->scratch, (a->n + SLIDE_BIAS_BLOCK - 1) / SLIDE_BIAS_BLOCK, a->cols);
     return 0;
 }
 

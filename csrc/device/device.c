@@ -33,6 +33,8 @@ int slide_device_open(struct slide_device **device, const struct slide_backend *
                       const struct slide_device_options *options, struct slide_err *err)
 {
     *device = NULL;
+    if (backend->count() < 1 && backend->available(err))
+        return -1;
     if (options->index < 0 || options->index >= backend->count())
         return slide_err_set(err, SLIDE_EINVAL, "%s has %d device%s, there is no number %d",
                              backend->name, backend->count(), backend->count() == 1 ? "" : "s",
@@ -175,6 +177,11 @@ int slide_gemm(struct slide_lane *lane, const struct slide_gemm *g, struct slide
                               g->trans_a ? ", a transposed" : "",
                               g->trans_b ? ", b transposed" : "");
     return 0;
+}
+
+size_t slide_gemm_workspace(struct slide_device *device)
+{
+    return of_device(device)->backend->gemm_workspace(device);
 }
 
 size_t slide_attn_workspace(struct slide_device *device, const struct slide_attn *attn)

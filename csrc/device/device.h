@@ -27,53 +27,19 @@ enum slide_kernel {
 enum slide_lane_kind { SLIDE_LANE_COMPUTE, SLIDE_LANE_H2D, SLIDE_LANE_D2H, SLIDE_LANE_PEER };
 enum slide_copy_kind { SLIDE_COPY_H2D, SLIDE_COPY_D2H, SLIDE_COPY_D2D };
 
-/* Row-major: out[m, n] = op(a)[m, k] op(b)[k, n] + add[m, n] + bias[n]. op is the transpose where
- * trans_* is set: a is stored [k, m] then, b [n, k]. ld*: elements between stored rows. Products
- * are summed in FP32 and rounded once, to out's type. `add` (out's type, ld ldo) may be `out`
- * itself. */
-struct slide_gemm {
-    const void *a, *b;
-    void *out;
-    const void *add;  /* NULL: none */
-    const void *bias; /* in_type [n], NULL: none */
-    int64_t lda, ldb, ldo;
-    int32_t m, n, k;
-    int32_t trans_a, trans_b;
-    enum slide_dtype in_type, out_type; /* F32/F32, BF16/BF16, BF16/F32 */
-};
-
-/* Softmax attention over packed rows: query i of a row sees keys j with first[i] <= j <= i, where
- * first[] already joins document border and sliding window. Head h reads kv head h / (heads /
- * kv_heads). q, k, v, o (and their gradients) are act [rows, seq, heads or kv_heads, head_dim] with
- * `*_stride` elements a token. dq, dk, dv are written, not added to. */
-struct slide_attn {
-    enum slide_dtype dtype;
-    int32_t rows, seq, heads, kv_heads, head_dim;
-    int32_t window; /* W keys including self, 0: all; already in `first` */
-    float scale;
-    const int32_t *first; /* [rows, seq], index within the row */
-    const void *q, *k, *v;
-    int64_t q_stride, kv_stride;
-    void *o;          /* forward: out; backward: in */
-    int64_t o_stride; /* of o and d_o */
-    float *lse;       /* [rows, heads, seq]: log-sum-exp of the scaled scores */
-    const void *d_o;  /* backward only, as are the next */
-    void *dq, *dk, *dv;
-    int64_t dq_stride, dkv_stride;
-    void *workspace; /* slide_attn_workspace bytes */
-};
-
 struct slide_device_info {
     char name[128];
-    uint64_t memory_bytes, free_bytes;
-    int numa_node; /* -1: unknown */
+    uint64_t memory_bytes;
+    uint64_t free_bytes; /* for allocations; UINT64_MAX: they take memory when it is touched */
+    int numa_node;       /* -1: unknown */
 };
 
 struct slide_device_options {
-    int index;        /* of the backend's devices */
-    int rank;         /* for messages and test hooks */
-    int threads;      /* CPU backend: compute threads, the caller's budget */
-    const char *blas; /* CPU backend: path of the BLAS library, NULL: search */
+    int index;          /* of the backend's devices */
+    int rank;           /* for messages and test hooks */
+    int threads;        /* CPU backend: compute threads, the caller's budget */
+    const char *blas;   /* CPU backend: path of the BLAS library, NULL: search */
+    const char *nvidia; /* CUDA backend: folder of pip's nvidia packages, NULL: search */
 };
 
 /* Opaque, each backend's own. */
@@ -106,6 +72,7 @@ struct slide_backend {
                 struct slide_err *);
     int (*zero)(struct slide_lane *, void *, size_t, struct slide_err *);
     int (*gemm)(struct slide_lane *, const struct slide_gemm *, struct slide_err *);
+    size_t (*gemm_workspace)(struct slide_device *);
     size_t (*attn_workspace)(struct slide_device *, const struct slide_attn *);
     int (*attn_fwd)(struct slide_lane *, const struct slide_attn *, struct slide_err *);
     int (*attn_bwd)(struct slide_lane *, const struct slide_attn *, struct slide_err *);
@@ -153,6 +120,8 @@ int slide_copy(struct slide_lane *lane, void *to, const void *from, size_t bytes
                enum slide_copy_kind kind, struct slide_err *err);
 int slide_zero(struct slide_lane *lane, void *memory, size_t bytes, struct slide_err *err);
 int slide_gemm(struct slide_lane *lane, const struct slide_gemm *gemm, struct slide_err *err);
+/* Bytes that every gemm of the device may use, one at a time; and those of an attention. */
+size_t slide_gemm_workspace(struct slide_device *device);
 size_t slide_attn_workspace(struct slide_device *device, const struct slide_attn *attn);
 int slide_attn_fwd(struct slide_lane *lane, const struct slide_attn *attn, struct slide_err *err);
 int slide_attn_bwd(struct slide_lane *lane, const struct slide_attn *attn, struct slide_err *err);

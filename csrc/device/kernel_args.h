@@ -1,6 +1,7 @@
-/* Arguments of the small kernels, one POD each; shapes stand beside the pointers. "act" is the
- * launch's dtype (F32 or BF16); sums and norms are formed in FP32. Every kernel is deterministic:
- * the same inputs give the same bits, whatever the number of threads.
+/* Arguments of GEMM, attention and the small kernels, one POD each; shapes stand beside the
+ * pointers. CUDA C reads this file as well. "act" is the launch's dtype (F32 or BF16); sums and
+ * norms are formed in FP32. Every kernel is deterministic: the same inputs give the same bits,
+ * whatever the number of threads.
  * Threads: plain data. Blocks: never. */
 #ifndef SLIDE_DEVICE_KERNEL_ARGS_H
 #define SLIDE_DEVICE_KERNEL_ARGS_H
@@ -55,7 +56,7 @@ struct slide_rmsnorm_fwd_args {
  * dw += sum over tokens and groups of dy * act(xhat), summed in FP32 in an order that depends on
  * the shape only: rows in blocks of SLIDE_NORM_BLOCK, then the blocks in order. `dx` may be `dy`.
  */
-#define SLIDE_NORM_BLOCK 64
+#define SLIDE_NORM_BLOCK 16
 struct slide_rmsnorm_bwd_args {
     const void *dy;    /* act, stride dy_stride */
     const void *x;     /* act, stride x_stride: the input of the forward */
@@ -93,12 +94,13 @@ struct slide_swiglu_bwd_args {
     int32_t cols;
 };
 
-/* db[c] += sum over rows of dy[row, c]: blocks of SLIDE_NORM_BLOCK rows, then the blocks in order.
+/* db[c] += sum over rows of dy[row, c]: blocks of SLIDE_BIAS_BLOCK rows, then the blocks in order.
  */
+#define SLIDE_BIAS_BLOCK 64
 struct slide_bias_bwd_args {
     const void *dy; /* act [n, cols], stride elements a row */
     float *db;      /* [cols] */
-    float *scratch; /* [ceil(n / SLIDE_NORM_BLOCK), cols] */
+    float *scratch; /* [ceil(n / SLIDE_BIAS_BLOCK), cols] */
     int64_t n, stride;
     int32_t cols;
 };
@@ -120,6 +122,46 @@ struct slide_cast_args {
     void *out;
     int64_t n;
     enum slide_dtype from, to;
+};
+
+/* Row-major: out[m, n] = op(a)[m, k] op(b)[k, n] + add[m, n] + bias[n]. op is the transpose where
+ * trans_* is set: a is stored [k, m] then, b [n, k]. ld*: elements between stored rows. Products
+ * are summed in FP32 and rounded once, to out's type. `add` (out's type, ld ldo) may be `out`
+ * itself. */
+struct slide_gemm {
+    const void *a, *b;
+    void *out;
+    const void *add;  /* NULL: none */
+    const void *bias; /* in_type [n], NULL: none */
+    int64_t lda, ldb, ldo;
+    int32_t m, n, k;
+    int32_t trans_a, trans_b;
+    enum slide_dtype in_type, out_type; /* F32/F32, BF16/BF16, BF16/F32 */
+    void *workspace;                    /* device memory for the call; NULL where bytes is 0 */
+    size_t workspace_bytes;             /* slide_gemm_workspace, or less */
+};
+
+/* Softmax attention over packed rows: query i of a row sees keys j with first[i] <= j <= i, where
+ * first[] already joins document border and sliding window. Head h reads kv head h / (heads /
+ * kv_heads). q, k, v, o (and their gradients) are act [rows, seq, heads or kv_heads, head_dim] with
+ * `*_stride` elements a token. dq, dk, dv are written, not added to. */
+struct slide_attn {
+    enum slide_dtype dtype;
+    int32_t rows, seq, heads, kv_heads, head_dim;
+    int32_t window;    /* W keys including self, 0: all; already in `first` */
+    int32_t documents; /* 0: `first` is what the window alone gives */
+    float scale;
+    const int32_t *first; /* [rows, seq], index within the row */
+    const void *q, *k, *v;
+    int64_t q_stride, kv_stride;
+    void *o;          /* forward: out; backward: in */
+    int64_t o_stride; /* of o and d_o */
+    float *lse;       /* [rows, heads, seq]: log-sum-exp of the scaled scores */
+    const void *d_o;  /* backward only, as are the next */
+    void *dq, *dk, *dv;
+    int64_t dq_stride, dkv_stride;
+    void *workspace;        /* device memory for the call */
+    size_t workspace_bytes; /* slide_attn_workspace of a shape of at least so many tokens */
 };
 
 #endif

@@ -136,6 +136,22 @@ int64_t slide_model_rows(const struct slide_model *model, const struct slide_wei
 void slide_model_rope(const struct slide_model *model, float *inv_freq);
 
 /* ---- ops.c: what an op costs and keeps ---- */
+/* What of a block's activations waits for its backward. Its input always does, on the device or,
+ * SLIDE_ACT_OFFLOAD, in host memory. */
+enum slide_activations {
+    SLIDE_ACT_RECOMPUTE, /* nothing else: the inside is made again */
+    SLIDE_ACT_SELECTIVE, /* what matrix products and attention made; the cheap rest is made again */
+    SLIDE_ACT_KEEP,      /* everything */
+    SLIDE_ACT_OFFLOAD,   /* as RECOMPUTE */
+    SLIDE_ACT_COUNT
+};
+const char *slide_activations_name(enum slide_activations policy); /* "recompute" */
+/* Whether a value of a block stays; and whether the backward runs an op again to make its output.
+ */
+bool slide_value_stays(const struct slide_model *model, int unit, int value,
+                       enum slide_activations policy);
+bool slide_op_repeats(const struct slide_model *model, int unit, int op,
+                      enum slide_activations policy);
 /* Elements a token of an op's auxiliary FP32 output (rstd, lse), 0: none. */
 int64_t slide_op_aux(const struct slide_model *model, const struct slide_op *op);
 /* FLOPs of the unit's forward for one row of `seq` tokens (2 a multiply-add, causal attention

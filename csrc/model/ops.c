@@ -52,3 +52,29 @@ int slide_unit_recompute_end(const struct slide_model *model, int unit)
         end--;
     return end;
 }
+
+const char *slide_activations_name(enum slide_activations policy)
+{
+    static const char *const name[SLIDE_ACT_COUNT] = {"recompute", "selective", "keep", "offload"};
+    return name[policy];
+}
+
+bool slide_value_stays(const struct slide_model *model, int unit, int value,
+                       enum slide_activations policy)
+{
+    const struct slide_unit_table *table = slide_model_table(model, unit);
+    if (policy != SLIDE_ACT_SELECTIVE)
+        return policy == SLIDE_ACT_KEEP;
+    for (int i = 0; i < table->ops; i++) /* who made it; what works in place comes later */
+        if (table->op[i].out == value)
+            return table->op[i].kind == SLIDE_OP_LINEAR || table->op[i].kind == SLIDE_OP_ATTN;
+    return false;
+}
+
+bool slide_op_repeats(const struct slide_model *model, int unit, int op,
+                      enum slide_activations policy)
+{
+    const struct slide_unit_table *table = slide_model_table(model, unit);
+    return op < slide_unit_recompute_end(model, unit) &&
+           !slide_value_stays(model, unit, table->op[op].out, policy);
+}

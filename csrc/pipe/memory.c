@@ -7,9 +7,11 @@
  * buffer, micro.dx: the gradient of a sum is the gradient of its terms. */
 #include "pipe/memory.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/shm.h"
 
 #define ALIGN 256u
 
@@ -168,26 +170,57 @@ static void place_micro(struct slide_memory *memory, struct arena *arena, int m,
     micro->cos = take(arena, "inputs", n * half * 4);
     micro->sin = take(arena, "inputs", n * half * 4);
     micro->loss = take(arena, "inputs", n * 4);
+    void *ring[SLIDE_RING] = {NULL};
+    int number = 0;
+    for (int i = 0; memory->saved_bytes && i < SLIDE_RING; i++)
+        ring[i] = take(arena, "boundary activations", n * hidden * act);
     for (int u = 0; u < model->units - 1; u++)
-        micro->boundary[u] = take(arena, "boundary activations", n * hidden * act);
+        micro->boundary[u] = memory->offload[u]
+                                 ? ring[number++ % SLIDE_RING]
+                                 : take(arena, "boundary activations", n * hidden * act);
     micro->dx = take(arena, "value gradients", n * hidden * act);
 }
 
+/* A value that stays has memory of its own in each block and micro-batch; all others of its kind
+ * share one piece, for one block of one micro-batch is computed at a time. */
 static void place_values(struct slide_memory *memory, struct arena *arena, size_t act)
 {
     const struct slide_model *model = memory->o.layout->model;
     const struct slide_unit_table *table = &model->family->unit[SLIDE_UNIT_BLOCK];
+    struct slide_values shared = {0};
     size_t n = (size_t)memory->o.tokens;
-    int sets = memory->o.keep ? (model->units - 2) * memory->o.micro_batches : 1;
-    for (int s = 0; s < sets; s++) {
-        for (int v = 2; v < table->values; v++) /* 0 and 1 are the boundary */
-            memory->values[s].value[v] =
-                take(arena, "unit activations",
-                     n * act * (size_t)slide_model_dim(model, table->value[v].width));
-        for (int i = 0; i < table->ops; i++) {
-            size_t aux = (size_t)slide_op_aux(model, &table->op[i]);
-            memory->values[s].aux[i] = aux ? take(arena, "unit activations", n * aux * 4) : NULL;
+    int blocks = model->units - 2, micro = memory->o.micro_batches;
+    for (int v = 2; v < table->values; v++) { /* 0 and 1 are the boundary */
+        size_t bytes = n * act * (size_t)slide_model_dim(model, table->value[v].width);
+        bool any = false;
+        for (int s = 0; s < blocks * micro; s++) {
+            enum slide_activations policy = memory->o.activations[s / micro + 1];
+            bool stays = slide_value_stays(model, s / micro + 1, v, policy);
+            any |= !stays;
+            if (stays)
+                memory->values[s].value[v] = take(arena, "unit activations", bytes);
         }
+        shared.value[v] = any ? take(arena, "unit activations", bytes) : NULL;
+    }
+    for (int i = 0; i < table->ops; i++) {
+        size_t bytes = n * (size_t)slide_op_aux(model, &table->op[i]) * 4;
+        bool any = false;
+        for (int s = 0; bytes && s < blocks * micro; s++) {
+            enum slide_activations policy = memory->o.activations[s / micro + 1];
+            bool stays = slide_value_stays(model, s / micro + 1, table->op[i].out, policy);
+            any |= !stays;
+            if (stays)
+                memory->values[s].aux[i] = take(arena, "unit activations", bytes);
+        }
+        shared.aux[i] = any ? take(arena, "unit activations", bytes) : NULL;
+    }
+    for (int s = 0; s < blocks * micro; s++) {
+        for (int v = 2; v < table->values; v++)
+            if (!memory->values[s].value[v])
+                memory->values[s].value[v] = shared.value[v];
+        for (int i = 0; i < table->ops; i++)
+            if (!memory->values[s].aux[i])
+                memory->values[s].aux[i] = shared.aux[i];
     }
 }
 
@@ -219,18 +252,120 @@ static void place(struct slide_memory *memory, struct arena *arena)
                ? wide
                : (size_t)slide_model_dim(model, SLIDE_DIM_INTER2);
     wide = wide > (size_t)config->hidden ? wide : (size_t)config->hidden;
-    memory->norm_scratch =
-        take(arena, "workspace", (n + SLIDE_NORM_BLOCK - 1) / SLIDE_NORM_BLOCK * wide * 4);
-    /* The widest row that a micro-batch of so many tokens may have bounds the workspace. */
+    /* Biases are as wide as the widest product, norms as a token or a head. */
+    size_t normed = (size_t)(config->hidden > config->head_dim ? config->hidden : config->head_dim);
+    size_t norms = (n + SLIDE_NORM_BLOCK - 1) / SLIDE_NORM_BLOCK * normed;
+    size_t biases = (n + SLIDE_BIAS_BLOCK - 1) / SLIDE_BIAS_BLOCK * wide;
+    memory->norm_scratch = take(arena, "workspace", (norms > biases ? norms : biases) * 4);
+    memory->attn_workspace = take(arena, "workspace", memory->attn_bytes);
+    memory->gemm_workspace = take(arena, "workspace", memory->gemm_bytes);
+}
+
+/* What the device wants for its attention: asked for once, for it may build plans on the way. The
+ * widest row that a micro-batch of so many tokens may have bounds it. */
+static void ask_workspace(struct slide_memory *memory)
+{
+    const struct slide_layout *layout = memory->o.layout;
+    const struct slide_config *config = &layout->model->config;
+    int64_t rows = (memory->o.tokens + memory->o.seq - 1) / memory->o.seq;
     struct slide_attn attn = {.dtype = slide_layout_weight_type(layout),
                               .seq = memory->o.seq,
-                              .rows =
-                                  (int32_t)((memory->o.tokens + memory->o.seq - 1) / memory->o.seq),
+                              .rows = (int32_t)rows,
                               .heads = config->heads,
                               .kv_heads = config->kv_heads,
                               .head_dim = config->head_dim};
-    memory->attn_workspace =
-        take(arena, "workspace", slide_attn_workspace(memory->o.device, &attn));
+    memory->gemm_bytes = slide_gemm_workspace(memory->o.device);
+    memory->attn_bytes = slide_attn_workspace(memory->o.device, &attn);
+    if (config->sliding_window > 0) {
+        attn.window = config->sliding_window;
+        size_t bytes = slide_attn_workspace(memory->o.device, &attn);
+        memory->attn_bytes = bytes > memory->attn_bytes ? bytes : memory->attn_bytes;
+    }
+}
+
+/* ---- outputs in host memory ---- */
+
+/* Which units' outputs wait there: the inputs of blocks whose policy says so, but for the last
+ * SLIDE_RING of them, which the backward reads first. */
+static int plan_saved(struct slide_memory *memory, struct slide_err *err)
+{
+    const struct slide_model *model = memory->o.layout->model;
+    size_t act = slide_dtype_size(slide_layout_weight_type(memory->o.layout));
+    size_t bytes = (size_t)memory->o.tokens * (size_t)model->config.hidden * act;
+    bytes = (bytes + ALIGN - 1) / ALIGN * ALIGN;
+    int count = 0;
+    for (int u = 1; u < model->units - 1; u++)
+        count += memory->o.activations[u] == SLIDE_ACT_OFFLOAD;
+    if (count <= SLIDE_RING)
+        return 0; /* they would never leave the ring */
+    for (int u = 0; u < model->units - 2; u++)
+        memory->offload[u] = memory->o.activations[u + 1] == SLIDE_ACT_OFFLOAD;
+    uint64_t all;
+    if (__builtin_mul_overflow((uint64_t)bytes, (uint64_t)(count - SLIDE_RING), &all) ||
+        __builtin_mul_overflow(all, (uint64_t)memory->o.micro_batches, &all) || all > SIZE_MAX)
+        return slide_err_set(err, SLIDE_EMEM, "host: activations of %d blocks x %d micro-batches",
+                             count, memory->o.micro_batches);
+    memory->saved_bytes = (size_t)all;
+    return 0;
+}
+
+static int take_saved(struct slide_memory *memory, struct slide_err *err)
+{
+    const struct slide_model *model = memory->o.layout->model;
+    uint64_t room;
+    char source[256];
+    if (!memory->saved_bytes)
+        return 0;
+    slide_shm_room(&room, source, sizeof source);
+    if (memory->saved_bytes > room)
+        return slide_err_set(err, SLIDE_EMEM,
+                             "host: %zu bytes are wanted for activations='offload', %llu are free "
+                             "(%s)",
+                             memory->saved_bytes, (unsigned long long)room, source);
+    memory->saved_base = slide_mem_map(memory->saved_bytes, err);
+    if (!memory->saved_base)
+        return -1;
+    /* Unpinned memory works too, the driver then copies in between: see train/pins.c. */
+    memory->saved_pinned =
+        !slide_device_pin(memory->o.device, memory->saved_base, memory->saved_bytes, NULL);
+    unsigned char *at = memory->saved_base;
+    size_t piece = 0;
+    int count = 0;
+    for (int u = 0; u < model->units; u++)
+        count += memory->offload[u];
+    piece = memory->saved_bytes / (size_t)(count - SLIDE_RING) / (size_t)memory->o.micro_batches;
+    for (int u = 0, number = 0; u < model->units; u++) {
+        if (!memory->offload[u] || number++ >= count - SLIDE_RING)
+            continue;
+        for (int m = 0; m < memory->o.micro_batches; m++, at += piece)
+            memory->micro[m].saved[u] = at;
+    }
+    return 0;
+}
+
+/* Refuses a plan that can't fit, by name and size, and says what would make it smaller. */
+static int check_budget(const struct slide_memory *memory, struct slide_err *err)
+{
+    struct slide_device_info info;
+    if (slide_device_info(memory->o.device, &info, err))
+        return -1;
+    bool own = memory->o.budget != 0;
+    uint64_t limit = own ? memory->o.budget : info.free_bytes;
+    if (memory->bytes <= limit)
+        return 0;
+    char list[600] = "";
+    for (int i = 0; i < memory->areas; i++) {
+        size_t used = strlen(list);
+        snprintf(list + used, sizeof list - used, "%s%s %.2f", i ? ", " : "", memory->area[i].name,
+                 (double)memory->area[i].bytes / (1u << 30));
+    }
+    return slide_err_set(
+        err, SLIDE_EMEM,
+        "%s: the plan takes %zu bytes, %s %llu. In GiB: %s. activations='offload', "
+        "fewer slots, a smaller per_device_train_batch_size with more "
+        "gradient_accumulation_steps, or a smaller head_rows take less",
+        info.name, memory->bytes, own ? "gpu_memory_budget is" : "its free memory is",
+        (unsigned long long)limit, list);
 }
 
 int slide_memory_init(struct slide_memory *memory, const struct slide_memory_options *options,
@@ -245,22 +380,33 @@ int slide_memory_init(struct slide_memory *memory, const struct slide_memory_opt
     memory->grad_count =
         slide_mem_array((uint64_t)options->grads + 2, sizeof *memory->grad_count, err);
     memory->micro = slide_mem_array((uint64_t)micro, sizeof *memory->micro, err);
-    memory->values = slide_mem_array((uint64_t)(options->keep ? (units - 2) * micro : 1),
-                                     sizeof *memory->values, err);
+    memory->values =
+        slide_mem_array((uint64_t)(units - 2) * (uint64_t)micro, sizeof *memory->values, err);
+    memory->offload = slide_mem_array((uint64_t)units, 1, err);
     if (!memory->weights || !memory->grad || !memory->wire || !memory->grad_count ||
-        !memory->micro || !memory->values)
+        !memory->micro || !memory->values || !memory->offload)
         goto fail;
-    for (int m = 0; m < micro; m++)
-        if (!(memory->micro[m].boundary = slide_mem_array((uint64_t)units, sizeof(void *), err)))
+    for (int m = 0; m < micro; m++) {
+        memory->micro[m].boundary = slide_mem_array((uint64_t)units, sizeof(void *), err);
+        memory->micro[m].saved = slide_mem_array((uint64_t)units, sizeof(void *), err);
+        if (!memory->micro[m].boundary || !memory->micro[m].saved)
             goto fail;
+    }
+    if (plan_saved(memory, err))
+        goto fail;
+    ask_workspace(memory);
     struct arena plan = {.memory = memory};
     place(memory, &plan);
     memory->bytes = plan.used;
+    if (check_budget(memory, err))
+        goto fail;
     memory->base = slide_device_alloc(options->device, memory->bytes, err);
     if (!memory->base)
         goto fail;
     struct arena real = {.memory = memory, .base = memory->base};
     place(memory, &real);
+    if (take_saved(memory, err))
+        goto fail;
 
     size_t tokens = (size_t)options->tokens;
     memory->host_bytes = tokens * 6 * 4 * (size_t)micro;
@@ -268,10 +414,11 @@ int slide_memory_init(struct slide_memory *memory, const struct slide_memory_opt
     size_t freq = (size_t)model->config.head_dim / 2 * 4;
     if (memory->host_bytes < freq)
         memory->host_bytes = freq;
-    memory->host_base = slide_mem_new(memory->host_bytes, err);
+    memory->host_base = slide_mem_pages(memory->host_bytes, err);
     if (!memory->host_base ||
         slide_device_pin(options->device, memory->host_base, memory->host_bytes, err))
         goto fail;
+    memory->host_pinned = true;
     for (int m = 0; m < micro; m++) {
         memory->micro[m].host = (int32_t *)memory->host_base + (size_t)m * 6 * tokens;
         memory->micro[m].host_loss = (float *)(memory->micro[m].host + 5 * tokens);
@@ -285,13 +432,19 @@ fail:
 
 void slide_memory_fini(struct slide_memory *memory)
 {
-    if (memory->host_base && memory->base)
+    if (memory->saved_pinned)
+        slide_device_unpin(memory->o.device, memory->saved_base, memory->saved_bytes);
+    slide_mem_unmap(memory->saved_base, memory->saved_bytes);
+    slide_mem_free(memory->offload);
+    if (memory->host_pinned)
         slide_device_unpin(memory->o.device, memory->host_base, memory->host_bytes);
     slide_mem_free(memory->host_base);
     if (memory->base)
         slide_device_free(memory->o.device, memory->base);
-    for (int m = 0; memory->micro && m < memory->o.micro_batches; m++)
+    for (int m = 0; memory->micro && m < memory->o.micro_batches; m++) {
         slide_mem_free(memory->micro[m].boundary);
+        slide_mem_free(memory->micro[m].saved);
+    }
     slide_mem_free(memory->values);
     slide_mem_free(memory->micro);
     slide_mem_free(memory->grad_count);
@@ -303,6 +456,5 @@ void slide_memory_fini(struct slide_memory *memory)
 
 struct slide_values *slide_memory_values(struct slide_memory *memory, int unit, int micro)
 {
-    return memory->o.keep ? &memory->values[(unit - 1) * memory->o.micro_batches + micro]
-                          : &memory->values[0];
+    return &memory->values[(unit - 1) * memory->o.micro_batches + micro];
 }

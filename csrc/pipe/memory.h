@@ -10,6 +10,7 @@
 #include "state/layout.h"
 
 #define SLIDE_AREAS_MAX 16
+#define SLIDE_RING 2 /* outputs on the device on their way to host memory or back */
 
 struct slide_memory_options {
     const struct slide_layout *layout;
@@ -20,7 +21,8 @@ struct slide_memory_options {
     int64_t tokens; /* of the largest micro-batch */
     int32_t seq;    /* its longest row */
     int32_t head_rows;
-    bool keep; /* activations inside units are kept, not recomputed */
+    const uint8_t *activations; /* [units] enum slide_activations; borrowed */
+    uint64_t budget;            /* bytes of the device that may be taken, 0: what is free */
 };
 
 /* What a micro-batch owns. Arrays of [tokens] unless said otherwise. */
@@ -29,11 +31,14 @@ struct slide_micro {
     int64_t n;         /* rows * seq */
     int32_t *ids, *labels, *positions;
     int32_t *first[2]; /* documents alone; documents and sliding window */
+    bool documents;    /* first[0] is not 0 everywhere */
     int32_t *host;     /* the five above, on the host, side by side at the strides of `tokens` */
     float *cos, *sin;  /* [tokens, head_dim / 2] */
     float *loss, *host_loss;
-    void **boundary; /* [units - 1]: the output of each unit but the head, act [tokens, hidden] */
-    void *dx;        /* gradient of the residual stream, act [tokens, hidden] */
+    /* [units - 1]: the output of each unit but the head, act [tokens, hidden]. Those that wait in
+     * host memory share the places of the ring; `saved` is where they wait, NULL for all others. */
+    void **boundary, **saved;
+    void *dx; /* gradient of the residual stream, act [tokens, hidden] */
 };
 
 /* Inner values of a unit: act [tokens, width] by value, FP32 [tokens, aux] by op. */
@@ -56,16 +61,22 @@ struct slide_memory {
     void **wire;             /* [grads + 2]: where they leave from (== grad when wire is F32) */
     size_t *grad_count;      /* [grads + 2] elements */
     struct slide_micro *micro;
-    struct slide_values *values;      /* one, or [units][micro_batches] when kept */
+    struct slide_values *values;      /* [blocks][micro_batches]; what doesn't stay is shared */
     void *gradient[SLIDE_VALUES_MAX]; /* of a block's values; boundary values: NULL (micro.dx) */
     int gradient_root[SLIDE_VALUES_MAX];
     float *inv_freq;             /* [head_dim / 2] */
     void *logits, *head, *dhead; /* [head_rows, vocab], [head_rows, hidden] twice */
     float *head_rstd, *logits_f32;
     float *norm_scratch;
-    void *attn_workspace;
-    void *host_base;
+    void *attn_workspace, *gemm_workspace;
+    size_t attn_bytes, gemm_bytes;
+    void *host_base; /* pinned */
     size_t host_bytes;
+    bool host_pinned;
+    uint8_t *offload; /* [units]: the output waits in host memory */
+    void *saved_base; /* that memory, pinned */
+    size_t saved_bytes;
+    bool saved_pinned;
 };
 
 int slide_memory_init(struct slide_memory *memory, const struct slide_memory_options *options,

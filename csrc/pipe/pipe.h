@@ -16,7 +16,9 @@ struct slide_pipe_options {
     struct slide_reduce *reduce;
     enum slide_dtype wire;
     int slots;
-    bool keep, overlap;
+    const uint8_t *activations; /* [units] enum slide_activations; borrowed */
+    uint64_t budget;            /* bytes of device memory, 0: what is free */
+    bool overlap;
     int32_t head_rows;
     int micro_batches;
     int64_t tokens;

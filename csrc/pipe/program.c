@@ -185,6 +185,13 @@ static int norm_bwd(struct frame *f, const struct slide_op *op, const float *rst
 
 /* ---- linear ---- */
 
+static int gemm(const struct frame *f, struct slide_gemm *g, struct slide_err *err)
+{
+    g->workspace = f->p->memory->gemm_workspace;
+    g->workspace_bytes = f->p->memory->gemm_bytes;
+    return slide_gemm(f->p->lane, g, err);
+}
+
 static int linear_fwd(const struct frame *f, const struct slide_op *op, struct slide_err *err)
 {
     int32_t in = width(f, op->in), out = width(f, op->out);
@@ -202,7 +209,7 @@ static int linear_fwd(const struct frame *f, const struct slide_op *op, struct s
                            .trans_b = 1,
                            .in_type = f->act,
                            .out_type = f->act};
-    return slide_gemm(f->p->lane, &g, err);
+    return gemm(f, &g, err);
 }
 
 static int linear_bwd(struct frame *f, const struct slide_op *op, struct slide_err *err)
@@ -247,7 +254,7 @@ static int linear_bwd(struct frame *f, const struct slide_op *op, struct slide_e
         if (slide_launch_bias_bwd(f->p->lane, f->act, &b, err))
             return -1;
     }
-    return slide_gemm(f->p->lane, &w, err) || slide_gemm(f->p->lane, &x, err) ? -1 : 0;
+    return gemm(f, &w, err) || gemm(f, &x, err) ? -1 : 0;
 }
 
 /* ---- attention and its rotation ---- */
@@ -292,7 +299,9 @@ static int attention(struct frame *f, const struct slide_op *op, float *lse, boo
                            .o = value(f, op->out),
                            .o_stride = q,
                            .lse = lse,
-                           .workspace = f->p->memory->attn_workspace};
+                           .documents = f->micro->documents,
+                           .workspace = f->p->memory->attn_workspace,
+                           .workspace_bytes = f->p->memory->attn_bytes};
     if (!backward)
         return slide_attn_fwd(f->p->lane, &a, err);
     unsigned char *d = gradient(f, op->in);
@@ -379,13 +388,24 @@ static int op_backward(struct frame *f, int i, struct slide_err *err)
     }
 }
 
-int slide_program_forward(const struct slide_program *p, int last, struct slide_err *err)
+int slide_program_forward(const struct slide_program *p, struct slide_err *err)
 {
     struct frame f;
     frame_init(&f, p);
-    for (int i = 0; i < last; i++)
+    for (int i = 0; i < f.table->ops; i++)
         if (op_forward(&f, i, err))
             return slide_err_note(err, "in the forward of unit %d, op %d", p->unit, i);
+    return 0;
+}
+
+int slide_program_recompute(const struct slide_program *p, struct slide_err *err)
+{
+    struct frame f;
+    frame_init(&f, p);
+    for (int i = 0; i < f.table->ops; i++)
+        if (slide_op_repeats(f.model, p->unit, i, p->memory->o.activations[p->unit]) &&
+            op_forward(&f, i, err))
+            return slide_err_note(err, "in the recompute of unit %d, op %d", p->unit, i);
     return 0;
 }
 
@@ -434,7 +454,7 @@ static int head_chunk(struct frame *f, const struct slide_head *head, int64_t r,
                            .trans_b = 1,
                            .in_type = f->act,
                            .out_type = f->act};
-    if (slide_launch_rmsnorm_fwd(p->lane, f->act, &fwd, err) || slide_gemm(p->lane, &z, err))
+    if (slide_launch_rmsnorm_fwd(p->lane, f->act, &fwd, err) || gemm(f, &z, err))
         return -1;
     if (head->mode == SLIDE_HEAD_LOGITS) {
         const void *from = memory->logits;
@@ -502,7 +522,7 @@ static int head_chunk(struct frame *f, const struct slide_head *head, int64_t r,
                                          .dx_stride = hidden,
                                          .groups = 1,
                                          .cols = hidden};
-    if (slide_gemm(p->lane, &dh, err) || slide_gemm(p->lane, &dw, err))
+    if (gemm(f, &dh, err) || gemm(f, &dw, err))
         return -1;
     return slide_launch_rmsnorm_bwd(p->lane, f->act, &bwd, err);
 }

@@ -16,8 +16,10 @@ struct slide_program {
     bool fresh;                   /* first contribution to matrices: written, not added */
 };
 
-/* Ops [0, last) of a block or the embedding. */
-int slide_program_forward(const struct slide_program *program, int last, struct slide_err *err);
+/* All ops of a block or the embedding. */
+int slide_program_forward(const struct slide_program *program, struct slide_err *err);
+/* Those of a block whose outputs didn't stay and are needed. */
+int slide_program_recompute(const struct slide_program *program, struct slide_err *err);
 /* From micro.dx, gradient of the unit's output, to micro.dx, gradient of its input, and grad. */
 int slide_program_backward(const struct slide_program *program, struct slide_err *err);
 

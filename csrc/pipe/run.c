@@ -10,6 +10,8 @@
  *   compute lane   waits for slot.ready, runs the unit on every micro-batch, records slot.free and
  *                  grad.ready
  *   reduction      waits for grad.ready, copies out (route/)
+ *   save lane      unit outputs that wait in host memory: out after their forward; the h2d lane
+ *                  brings them back as soon as the backward has left their place in the ring
  *
  * Layer-major: every micro-batch passes a unit before the next unit starts, so weights and
  * gradients cross the bus once a pass however many micro-batches there are. overlap = 0 waits after
@@ -33,12 +35,17 @@ struct grad {
     bool used;
 };
 
+struct ring { /* a place of outputs that wait in host memory */
+    struct slide_event *made, *saved, *used, *restored;
+};
+
 struct slide_pipe {
     struct slide_pipe_options o;
     const struct slide_layout *layout;
     struct slide_memory memory;
     struct slide_schedule train, forward;
-    struct slide_lane *compute, *h2d;
+    struct slide_lane *compute, *h2d, *save; /* save: NULL where nothing is offloaded */
+    struct ring ring[SLIDE_RING];
     struct slot *slot; /* [slots + 2] */
     struct grad *grad; /* [GRADS + 2] */
     struct slide_event *inputs;
@@ -56,7 +63,8 @@ static int plan_memory(struct slide_pipe *pipe, struct slide_err *err)
                                      .tokens = pipe->o.tokens,
                                      .seq = pipe->o.seq,
                                      .head_rows = pipe->o.head_rows,
-                                     .keep = pipe->o.keep};
+                                     .activations = pipe->o.activations,
+                                     .budget = pipe->o.budget};
     if (slide_memory_init(&pipe->memory, &o, err))
         return -1;
     slide_model_rope(pipe->layout->model, (float *)pipe->memory.host_base);
@@ -70,6 +78,23 @@ static int plan_memory(struct slide_pipe *pipe, struct slide_err *err)
                    slide_lane_sync(pipe->compute, &pipe->o.host->local, err)
                ? -1
                : 0;
+}
+
+static int open_ring(struct slide_pipe *pipe, struct slide_err *err)
+{
+    struct slide_device *device = pipe->o.device;
+    pipe->save = slide_lane_open(device, SLIDE_LANE_D2H, err);
+    if (!pipe->save)
+        return -1;
+    for (int i = 0; i < SLIDE_RING; i++) {
+        struct ring *r = &pipe->ring[i];
+        if (!(r->made = slide_event_new(device, err)) ||
+            !(r->saved = slide_event_new(device, err)) ||
+            !(r->used = slide_event_new(device, err)) ||
+            !(r->restored = slide_event_new(device, err)))
+            return -1;
+    }
+    return 0;
 }
 
 int slide_pipe_open(struct slide_pipe **out, const struct slide_pipe_options *options,
@@ -102,9 +127,18 @@ int slide_pipe_open(struct slide_pipe **out, const struct slide_pipe_options *op
     for (int i = 0; i < GRADS + 2; i++)
         if (!(pipe->grad[i].ready = slide_event_new(pipe->o.device, err)))
             goto fail;
-    if (slide_schedule_init(&pipe->train, model->units, tied, pipe->o.slots, GRADS, true, err) ||
-        slide_schedule_init(&pipe->forward, model->units, tied, pipe->o.slots, GRADS, false, err) ||
-        plan_memory(pipe, err))
+    if (plan_memory(pipe, err) || (pipe->memory.saved_bytes && open_ring(pipe, err)))
+        goto fail;
+    struct slide_schedule_options schedule = {.units = model->units,
+                                              .slots = pipe->o.slots,
+                                              .grads = GRADS,
+                                              .tied = tied,
+                                              .offload = pipe->memory.offload,
+                                              .ring = SLIDE_RING};
+    if (slide_schedule_init(&pipe->forward, &schedule, err))
+        goto fail;
+    schedule.train = true;
+    if (slide_schedule_init(&pipe->train, &schedule, err))
         goto fail;
     return 0;
 fail:
@@ -117,6 +151,7 @@ void slide_pipe_close(struct slide_pipe *pipe)
 {
     if (!pipe)
         return;
+    slide_lane_close(pipe->save);
     slide_lane_close(pipe->h2d);
     slide_lane_close(pipe->compute);
     slide_memory_fini(&pipe->memory);
@@ -127,6 +162,12 @@ void slide_pipe_close(struct slide_pipe *pipe)
     for (int i = 0; pipe->slot && i < pipe->o.slots + 2; i++) {
         slide_event_free(pipe->slot[i].free);
         slide_event_free(pipe->slot[i].ready);
+    }
+    for (int i = 0; i < SLIDE_RING; i++) {
+        slide_event_free(pipe->ring[i].restored);
+        slide_event_free(pipe->ring[i].used);
+        slide_event_free(pipe->ring[i].saved);
+        slide_event_free(pipe->ring[i].made);
     }
     slide_event_free(pipe->inputs);
     slide_mem_free(pipe->grad);
@@ -166,6 +207,7 @@ static int stage_inputs(struct slide_pipe *pipe, int m, const struct slide_pipe_
     micro->rows = batch->rows;
     micro->seq = batch->seq;
     micro->n = (int64_t)batch->rows * batch->seq;
+    micro->documents = false;
     size_t bytes = (size_t)micro->n * 4;
     memcpy(ids, batch->ids, bytes);
     for (int64_t i = 0; i < micro->n; i++) {
@@ -174,6 +216,7 @@ static int stage_inputs(struct slide_pipe *pipe, int m, const struct slide_pipe_
         labels[i] = batch->labels ? batch->labels[i] : -1;
         positions[i] = batch->positions ? batch->positions[i] : t;
         first[i] = batch->first ? batch->first[i] : 0;
+        micro->documents |= first[i] != 0;
         window[i] = first[i] > edge ? first[i] : edge;
     }
     int32_t *to[] = {micro->ids, micro->labels, micro->positions, micro->first[0], micro->first[1]};
@@ -262,16 +305,68 @@ static int clear_grad(struct slide_pipe *pipe, const struct slide_stage *stage,
                       (unit->count - from) * 4, err);
 }
 
+/* The place of a unit's output in the ring; -1: it stays on the device. */
+static int ring_place(const struct slide_pipe *pipe, int unit)
+{
+    int number = 0;
+    if (!pipe->memory.offload[unit])
+        return -1;
+    for (int u = 0; u < unit; u++)
+        number += pipe->memory.offload[u];
+    return number % SLIDE_RING;
+}
+
+static size_t output_bytes(const struct slide_pipe *pipe, int m)
+{
+    return (size_t)pipe->memory.micro[m].n * (size_t)pipe->layout->model->config.hidden *
+           slide_dtype_size(slide_layout_weight_type(pipe->layout));
+}
+
+static int run_save(struct slide_pipe *pipe, const struct slide_stage *stage,
+                    const struct slide_pass *pass, struct slide_err *err)
+{
+    struct ring *ring = &pipe->ring[stage->slot];
+    if (slide_event_record(ring->made, pipe->compute, err) ||
+        slide_event_wait(ring->made, pipe->save, err))
+        return -1;
+    for (int m = 0; m < pass->count; m++) {
+        struct slide_micro *micro = &pipe->memory.micro[m];
+        if (slide_copy(pipe->save, micro->saved[stage->unit], micro->boundary[stage->unit],
+                       output_bytes(pipe, m), SLIDE_COPY_D2H, err))
+            return slide_err_note(err, "while unit %d's output goes to host memory", stage->unit);
+    }
+    return slide_event_record(ring->saved, pipe->save, err);
+}
+
+/* Stands right after the backward that read the place, so a record here is after it. */
+static int run_restore(struct slide_pipe *pipe, const struct slide_stage *stage,
+                       const struct slide_pass *pass, struct slide_err *err)
+{
+    struct ring *ring = &pipe->ring[stage->slot];
+    if (slide_event_record(ring->used, pipe->compute, err) ||
+        slide_event_wait(ring->used, pipe->h2d, err) ||
+        slide_event_wait(ring->saved, pipe->h2d, err))
+        return -1;
+    for (int m = 0; m < pass->count; m++) {
+        struct slide_micro *micro = &pipe->memory.micro[m];
+        if (slide_copy(pipe->h2d, micro->boundary[stage->unit], micro->saved[stage->unit],
+                       output_bytes(pipe, m), SLIDE_COPY_H2D, err))
+            return slide_err_note(err, "while unit %d's output comes back", stage->unit);
+    }
+    return slide_event_record(ring->restored, pipe->h2d, err);
+}
+
 static int run_forward(struct slide_pipe *pipe, const struct slide_stage *stage,
                        const struct slide_pass *pass, struct slide_err *err)
 {
-    int ops = slide_model_table(pipe->layout->model, stage->unit)->ops;
+    int place = ring_place(pipe, stage->unit);
     if (slide_event_wait(pipe->slot[stage->slot].ready, pipe->compute, err) ||
+        (place >= 0 && slide_event_wait(pipe->ring[place].saved, pipe->compute, err)) ||
         slide_fault("forward", pipe->o.host->rank, err))
         return -1;
     for (int m = 0; m < pass->count; m++) {
         struct slide_program program = program_of(pipe, stage, m);
-        if (check_stop(pipe, err) || slide_program_forward(&program, ops, err))
+        if (check_stop(pipe, err) || slide_program_forward(&program, err))
             return -1;
     }
     return slide_event_record(pipe->slot[stage->slot].free, pipe->compute, err);
@@ -318,17 +413,18 @@ static int run_backward(struct slide_pipe *pipe, const struct slide_stage *stage
 {
     const struct slide_model *model = pipe->layout->model;
     bool block = stage->unit > 0;
-    if (block && slide_event_wait(pipe->slot[stage->slot].ready, pipe->compute, err))
+    int place = block ? ring_place(pipe, stage->unit - 1) : -1;
+    if ((block && slide_event_wait(pipe->slot[stage->slot].ready, pipe->compute, err)) ||
+        (place >= 0 && slide_event_wait(pipe->ring[place].restored, pipe->compute, err)))
         return -1;
     /* A tied embedding's slot has the head's contribution in it already. */
     if ((block || !model->config.tied) && clear_grad(pipe, stage, pass, err))
         return -1;
     if (slide_fault("backward", pipe->o.host->rank, err))
         return -1;
-    int again = block && !pipe->o.keep ? slide_unit_recompute_end(model, stage->unit) : 0;
     for (int m = 0; m < pass->count; m++) {
         struct slide_program program = program_of(pipe, stage, m);
-        if (check_stop(pipe, err) || slide_program_forward(&program, again, err) ||
+        if (check_stop(pipe, err) || (block && slide_program_recompute(&program, err)) ||
             slide_program_backward(&program, err))
             return -1;
     }
@@ -371,6 +467,10 @@ static int run_stage(struct slide_pipe *pipe, const struct slide_stage *stage,
         return run_backward(pipe, stage, pass, err);
     case SLIDE_STAGE_GRAD_OUT:
         return run_grad_out(pipe, stage, err);
+    case SLIDE_STAGE_SAVE:
+        return run_save(pipe, stage, pass, err);
+    case SLIDE_STAGE_RESTORE:
+        return run_restore(pipe, stage, pass, err);
     }
     return slide_err_set(err, SLIDE_ESTATE, "stage kind %d", (int)stage->kind);
 }
@@ -379,7 +479,8 @@ static int wait_stage(struct slide_pipe *pipe, const struct slide_stage *stage,
                       struct slide_err *err)
 {
     const struct slide_waiter *local = &pipe->o.host->local;
-    if (slide_lane_sync(pipe->h2d, local, err) || slide_lane_sync(pipe->compute, local, err))
+    if (slide_lane_sync(pipe->h2d, local, err) || slide_lane_sync(pipe->compute, local, err) ||
+        (pipe->save && slide_lane_sync(pipe->save, local, err)))
         return -1;
     return stage->kind == SLIDE_STAGE_GRAD_OUT ? slide_reduce_drain(pipe->o.reduce, err) : 0;
 }
@@ -393,7 +494,8 @@ static int finish_loss(struct slide_pipe *pipe, struct slide_pass *pass, struct 
             return -1;
     }
     if (slide_lane_sync(pipe->h2d, &pipe->o.host->local, err) ||
-        slide_lane_sync(pipe->compute, &pipe->o.host->local, err))
+        slide_lane_sync(pipe->compute, &pipe->o.host->local, err) ||
+        (pipe->save && slide_lane_sync(pipe->save, &pipe->o.host->local, err)))
         return -1;
     pass->loss = 0;
     for (int m = 0; pass->kind != SLIDE_PASS_LOGITS && m < pass->count; m++)

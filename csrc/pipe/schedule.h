@@ -5,6 +5,7 @@
 #define SLIDE_PIPE_SCHEDULE_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 #include "base/err.h"
 
@@ -13,13 +14,15 @@ enum slide_stage_kind {
     SLIDE_STAGE_FORWARD,  /* of all micro-batches */
     SLIDE_STAGE_HEAD,     /* final norm, logits, loss; in training their backward too */
     SLIDE_STAGE_BACKWARD, /* recompute and backward of all micro-batches */
-    SLIDE_STAGE_GRAD_OUT  /* gradient of unit leaves; after: the stage that made it */
+    SLIDE_STAGE_GRAD_OUT, /* gradient of unit leaves; after: the stage that made it */
+    SLIDE_STAGE_SAVE,     /* unit's output -> host memory; after: its forward */
+    SLIDE_STAGE_RESTORE   /* and back; after: the backward that read the place last */
 };
 
 struct slide_stage {
     enum slide_stage_kind kind;
     int unit;
-    int slot;  /* weight slot, -1: none */
+    int slot;  /* weight slot; SAVE and RESTORE: place in the ring; -1: none */
     int table; /* HEAD of a tied model: the slot of the embedding, else -1 */
     int grad;  /* gradient slot, -1: none */
     int after; /* index of a stage, -1: none */
@@ -27,6 +30,16 @@ struct slide_stage {
 
 /* Slots come in three classes: `slots` for blocks, then one for the embedding and an untied head,
  * then, tied only, one for the head (the final norm). Gradient slots likewise. */
+struct slide_schedule_options {
+    int units;
+    int slots, grads; /* for blocks */
+    bool tied, train;
+    /* [units], 1: the unit's output waits for the backward in host memory. On the device these
+     * outputs share `ring` places, in turn. NULL: none. */
+    const uint8_t *offload;
+    int ring;
+};
+
 struct slide_schedule {
     struct slide_stage *stage;
     int stages;
@@ -39,8 +52,8 @@ static inline int slide_schedule_edge(const struct slide_schedule *s)
     return s->slots;
 }
 
-int slide_schedule_init(struct slide_schedule *schedule, int units, bool tied, int slots, int grads,
-                        bool train, struct slide_err *err);
+int slide_schedule_init(struct slide_schedule *schedule,
+                        const struct slide_schedule_options *options, struct slide_err *err);
 void slide_schedule_fini(struct slide_schedule *schedule);
 
 #endif

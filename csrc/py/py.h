@@ -124,6 +124,7 @@ PyObject *slide_py_triad(PyObject *module, PyObject *args, PyObject *kwargs);
 void slide_py_pools_free(struct slide_py_state *state);
 PyObject *slide_py_kernel(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *slide_py_env(PyObject *module, PyObject *args, PyObject *kwargs);
+PyObject *slide_py_devices(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *slide_py_model_types(PyObject *module, PyObject *ignored);
 
 #endif

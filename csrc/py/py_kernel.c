@@ -1,5 +1,6 @@
-/* kernel(): one small kernel, GEMM or attention of the CPU backend on NumPy arrays, on a device
- * that is opened for the call. It exists for the tests that compare kernels with NumPy and PyTorch.
+/* kernel(): one small kernel, GEMM or attention of a backend on NumPy arrays, on a device that is
+ * opened for the call; where device memory isn't host memory, arrays are copied there and back. It
+ * exists for the tests that compare kernels with NumPy and PyTorch.
  * A kernel is a table of its struct's fields, so that a dict becomes the struct, and a check of the
  * array sizes and indices, so that a wrong test gets an error instead of a crash. A line that is
  * new in kernels.def does not compile before its table and check stand here. */
@@ -27,6 +28,7 @@ struct call {
     const struct kernel *kernel;
     enum slide_dtype act;
     int threads;
+    const char *device; /* backend's name */
     union args args;
     Py_ssize_t have[FIELDS_MAX]; /* elements of the array of a field */
 };
@@ -162,9 +164,9 @@ static const struct slide_py_field gemm_fields[] = {
 #define T struct slide_attn
 #define ATTN                                                                                       \
     DIM(T, rows), DIM(T, seq), DIM(T, heads), DIM(T, kv_heads), DIM(T, head_dim),                  \
-        MAYBE_INT(T, window), REAL(T, scale), DTYPE(T, dtype), ARRAY(T, first, I32, IN),           \
-        ARRAY(T, q, ACT, IN), ARRAY(T, k, ACT, IN), ARRAY(T, v, ACT, IN), LENGTH(T, q_stride),     \
-        LENGTH(T, kv_stride), LENGTH(T, o_stride)
+        MAYBE_INT(T, window), MAYBE_INT(T, documents), REAL(T, scale), DTYPE(T, dtype),            \
+        ARRAY(T, first, I32, IN), ARRAY(T, q, ACT, IN), ARRAY(T, k, ACT, IN),                      \
+        ARRAY(T, v, ACT, IN), LENGTH(T, q_stride), LENGTH(T, kv_stride), LENGTH(T, o_stride)
 static const struct slide_py_field attn_fwd_fields[] = {ATTN, ARRAY(T, o, ACT, OUT),
                                                         ARRAY(T, lse, F32, OUT)};
 static const struct slide_py_field attn_bwd_fields[] = {
@@ -188,9 +190,9 @@ static double span(double n, int64_t stride, double width)
     return (n - 1) * (double)stride + width;
 }
 
-static double blocks(int64_t n)
+static double blocks(int64_t n, int64_t size)
 {
-    return (double)((n + SLIDE_NORM_BLOCK - 1) / SLIDE_NORM_BLOCK);
+    return (double)((n + size - 1) / size);
 }
 
 static int need(const struct call *c, const char *key, double elements)
@@ -286,7 +288,8 @@ static int check_rmsnorm_bwd(struct call *c)
                    need(c, "dy", span(n, a->dy_stride, width)) ||
                    need(c, "x", span(n, a->x_stride, width)) || need(c, "w", a->cols) ||
                    need(c, "rstd", n * a->groups) || need(c, "dx", span(n, a->dx_stride, width)) ||
-                   need(c, "dw", a->cols) || need(c, "scratch", blocks(a->n) * a->cols)
+                   need(c, "dw", a->cols) ||
+                   need(c, "scratch", blocks(a->n, SLIDE_NORM_BLOCK) * a->cols)
                ? -1
                : 0;
 }
@@ -329,7 +332,7 @@ static int check_bias_bwd(struct call *c)
     const double n = (double)a->n;
     return check_that(c, a->stride >= a->cols, "the stride is less than cols") ||
                    need(c, "dy", span(n, a->stride, a->cols)) || need(c, "db", a->cols) ||
-                   need(c, "scratch", blocks(a->n) * a->cols)
+                   need(c, "scratch", blocks(a->n, SLIDE_BIAS_BLOCK) * a->cols)
                ? -1
                : 0;
 }
@@ -417,71 +420,52 @@ static int check_attn_bwd(struct call *c)
 #include "device/kernels.def"
 #undef X
 
+/* Waits before the workspace goes. */
+static int finish(struct slide_device *device, struct slide_lane *lane, void *workspace, int failed,
+                  struct slide_err *err)
+{
+    failed = failed || slide_lane_sync(lane, &(struct slide_waiter){0}, err);
+    slide_device_free(device, workspace);
+    return failed;
+}
+
 static int run_gemm(struct slide_device *device, struct slide_lane *lane, struct call *c,
                     struct slide_err *err)
 {
-    (void)device;
-    return slide_gemm(lane, &c->args.gemm, err);
+    struct slide_gemm *gemm = &c->args.gemm;
+    gemm->workspace_bytes = slide_gemm_workspace(device);
+    if (!gemm->workspace_bytes)
+        return slide_gemm(lane, gemm, err);
+    gemm->workspace = slide_device_alloc(device, gemm->workspace_bytes, err);
+    if (!gemm->workspace)
+        return -1;
+    return finish(device, lane, gemm->workspace, slide_gemm(lane, gemm, err), err);
 }
 
-static int with_workspace(struct slide_device *device, struct slide_lane *lane,
-                          struct slide_attn *attn,
-                          int (*run)(struct slide_lane *, const struct slide_attn *,
-                                     struct slide_err *),
-                          struct slide_err *err)
+static int run_attn(struct slide_device *device, struct slide_lane *lane, struct slide_attn *attn,
+                    int (*run)(struct slide_lane *, const struct slide_attn *, struct slide_err *),
+                    struct slide_err *err)
 {
-    attn->workspace = slide_device_alloc(device, slide_attn_workspace(device, attn), err);
+    attn->workspace_bytes = slide_attn_workspace(device, attn);
+    attn->workspace = slide_device_alloc(device, attn->workspace_bytes, err);
     if (!attn->workspace)
         return -1;
-    int failed = run(lane, attn, err) || slide_lane_sync(lane, &(struct slide_waiter){0}, err);
-    slide_device_free(device, attn->workspace);
-    return failed;
+    return finish(device, lane, attn->workspace, run(lane, attn, err), err);
 }
 
 static int run_attn_fwd(struct slide_device *device, struct slide_lane *lane, struct call *c,
                         struct slide_err *err)
 {
-    return with_workspace(device, lane, &c->args.attn, slide_attn_fwd, err);
+    return run_attn(device, lane, &c->args.attn, slide_attn_fwd, err);
 }
 
 static int run_attn_bwd(struct slide_device *device, struct slide_lane *lane, struct call *c,
                         struct slide_err *err)
 {
-    return with_workspace(device, lane, &c->args.attn, slide_attn_bwd, err);
+    return run_attn(device, lane, &c->args.attn, slide_attn_bwd, err);
 }
 
-static int run(struct call *c, struct slide_err *err)
-{
-    struct slide_device *device = NULL;
-    struct slide_lane *lane = NULL;
-    struct slide_device_options options = {.threads = c->threads};
-    const struct slide_backend *backend = slide_backend_find("cpu", err);
-    int failed = -1;
-    if (!backend || slide_device_open(&device, backend, &options, err))
-        return -1;
-    lane = slide_lane_open(device, SLIDE_LANE_COMPUTE, err);
-    if (lane && !c->kernel->run(device, lane, c, err))
-        failed = slide_lane_sync(lane, &(struct slide_waiter){0}, err);
-    if (lane)
-        slide_lane_close(lane);
-    slide_device_close(device);
-    return failed;
-}
-
-/* ---- from Python ---- */
-
-#define ENTRY(name, table, check) {#name, table, sizeof table / sizeof *table, check, run_##name}
-
-static const struct kernel kernels[] = {
-#define X(name) ENTRY(name, name##_fields, check_##name),
-#include "device/kernels.def"
-#undef X
-    ENTRY(gemm, gemm_fields, check_gemm),
-    ENTRY(attn_fwd, attn_fwd_fields, check_attn),
-    ENTRY(attn_bwd, attn_bwd_fields, check_attn_bwd),
-};
-
-#define KERNELS (sizeof kernels / sizeof *kernels)
+/* ---- arrays on the device ---- */
 
 static enum slide_dtype type_of(const struct call *c, int element)
 {
@@ -502,6 +486,128 @@ static enum slide_dtype type_of(const struct call *c, int element)
         return c->act;
     }
 }
+
+/* Host memory of one or several arrays that overlap, and its copy. A copy begins at the same place
+ * within 64 bytes as the original, so that a test decides about alignment. */
+struct twin {
+    unsigned char *host, *end;
+    unsigned char *memory, *device;
+    bool out;
+};
+
+struct twins {
+    struct twin twin[FIELDS_MAX];
+    int n;
+};
+
+/* Adds [host, end), joined with what it touches. */
+static void add_twin(struct twins *t, unsigned char *host, unsigned char *end, bool out)
+{
+    struct twin all = {.host = host, .end = end, .out = out};
+    int kept = 0;
+    for (int i = 0; i < t->n; i++) {
+        struct twin *one = &t->twin[i];
+        if (one->host < all.end && all.host < one->end) {
+            all.host = one->host < all.host ? one->host : all.host;
+            all.end = one->end > all.end ? one->end : all.end;
+            all.out |= one->out;
+        } else {
+            t->twin[kept++] = *one;
+        }
+    }
+    t->twin[kept++] = all;
+    t->n = kept;
+}
+
+static void **pointer(struct call *c, size_t field)
+{
+    return (void **)((char *)&c->args + c->kernel->field[field].offset);
+}
+
+static int move_in(struct twins *t, struct slide_device *device, struct slide_lane *lane,
+                   struct call *c, struct slide_err *err)
+{
+    for (size_t i = 0; i < c->kernel->fields; i++) {
+        const struct slide_py_field *f = &c->kernel->field[i];
+        if (c->have[i] < 0)
+            continue;
+        unsigned char *host = *pointer(c, i);
+        size_t bytes = (size_t)c->have[i] * slide_dtype_size(type_of(c, f->element));
+        add_twin(t, host, host + bytes, f->mode == OUT);
+    }
+    for (int i = 0; i < t->n; i++) {
+        struct twin *one = &t->twin[i];
+        size_t bytes = (size_t)(one->end - one->host);
+        one->memory = slide_device_alloc(device, bytes + 64, err);
+        if (!one->memory)
+            return -1;
+        one->device = one->memory + (uintptr_t)one->host % 64;
+        if (slide_copy(lane, one->device, one->host, bytes, SLIDE_COPY_H2D, err))
+            return -1;
+    }
+    for (size_t i = 0; i < c->kernel->fields; i++) {
+        if (c->have[i] < 0)
+            continue;
+        unsigned char *host = *pointer(c, i);
+        for (int k = 0; k < t->n; k++) {
+            const struct twin *one = &t->twin[k];
+            if (host >= one->host && host < one->end) {
+                *pointer(c, i) = one->device + (host - one->host);
+                break;
+            }
+        }
+    }
+    return 0;
+}
+
+static int move_out(struct twins *t, struct slide_lane *lane, struct slide_err *err)
+{
+    for (int i = 0; i < t->n; i++) {
+        struct twin *one = &t->twin[i];
+        size_t bytes = (size_t)(one->end - one->host);
+        if (one->out && slide_copy(lane, one->host, one->device, bytes, SLIDE_COPY_D2H, err))
+            return -1;
+    }
+    return slide_lane_sync(lane, &(struct slide_waiter){0}, err);
+}
+
+static int run(struct call *c, struct slide_err *err)
+{
+    struct slide_device *device = NULL;
+    struct slide_lane *lane = NULL;
+    struct twins twins = {.n = 0};
+    struct slide_device_options options = {.threads = c->threads};
+    const struct slide_backend *backend = slide_backend_find(c->device, err);
+    int failed = -1;
+    if (!backend || slide_device_open(&device, backend, &options, err))
+        return -1;
+    bool apart = strcmp(c->device, "cpu");
+    lane = slide_lane_open(device, SLIDE_LANE_COMPUTE, err);
+    if (lane && (!apart || !move_in(&twins, device, lane, c, err)) &&
+        !c->kernel->run(device, lane, c, err))
+        failed = move_out(&twins, lane, err);
+    if (lane)
+        slide_lane_close(lane);
+    for (int i = 0; i < twins.n; i++)
+        slide_device_free(device, twins.twin[i].memory);
+    slide_device_close(device);
+    return failed;
+}
+
+/* ---- from Python ---- */
+
+#define ENTRY(name, table, check) {#name, table, sizeof table / sizeof *table, check, run_##name}
+
+static const struct kernel kernels[] = {
+#define X(name) ENTRY(name, name##_fields, check_##name),
+#include "device/kernels.def"
+#undef X
+    ENTRY(gemm, gemm_fields, check_gemm),
+    ENTRY(attn_fwd, attn_fwd_fields, check_attn),
+    ENTRY(attn_bwd, attn_bwd_fields, check_attn_bwd),
+};
+
+#define KERNELS (sizeof kernels / sizeof *kernels)
 
 static int borrow_arrays(struct call *c, PyObject *dict, PyObject *keep)
 {
@@ -549,19 +655,20 @@ static const struct kernel *find(PyObject *object)
 
 PyObject *slide_py_kernel(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"name", "dtype", "args", "threads", NULL};
+    static char *names[] = {"name", "dtype", "args", "threads", "device", NULL};
     static const struct slide_py_field dtype_field = {
         .key = "dtype", .kind = SLIDE_PY_CHOICE, .choices = act_names};
-    PyObject *name, *dtype, *dict, *threads_object = NULL, *result = NULL;
+    PyObject *name, *dtype, *dict, *threads_object = NULL, *where = NULL, *result = NULL;
     long long threads = 1;
-    struct call c = {0};
+    struct call c = {.device = "cpu"};
     struct slide_err err = SLIDE_ERR_INIT;
     int failed;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|O:kernel", names, &name, &dtype, &dict,
-                                     &threads_object) ||
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|OO:kernel", names, &name, &dtype, &dict,
+                                     &threads_object, &where) ||
         !(c.kernel = find(name)) ||
         (threads_object &&
-         slide_py_int(threads_object, "threads", 1, SLIDE_PY_THREADS_MAX, &threads)))
+         slide_py_int(threads_object, "threads", 1, SLIDE_PY_THREADS_MAX, &threads)) ||
+        (where && slide_py_str(where, "device", &c.device)))
         return NULL;
     c.threads = (int)threads;
     PyObject *keep = PyList_New(0);

@@ -107,8 +107,10 @@ static void module_free(void *module)
      #name "($module" signature ")\n--\n\n" doc}
 
 static PyMethodDef methods[] = {
-    FUNCTION(env, METH_VARARGS | METH_KEYWORDS, ", blas=''",
+    FUNCTION(env, METH_VARARGS | METH_KEYWORDS, ", blas='', nvidia=''",
              "What this installation finds and uses."),
+    FUNCTION(devices, METH_VARARGS | METH_KEYWORDS, ", nvidia=''",
+             "How many devices of each backend can be used."),
     FUNCTION(model_types, METH_NOARGS, "", "The model_types that work."),
     FUNCTION(adamw, METH_VARARGS | METH_KEYWORDS,
              ", planes, grad, *, lr, beta1, beta2, epsilon, weight_decay, step, isa='', threads=1, "
@@ -116,8 +118,8 @@ static PyMethodDef methods[] = {
              "AdamW on planes, in place; returns the number of non-finite gradients."),
     FUNCTION(triad, METH_VARARGS | METH_KEYWORDS, ", a, b, c, threads=1",
              "a = b + 3 c, the STREAM triad, with ordinary stores."),
-    FUNCTION(kernel, METH_VARARGS | METH_KEYWORDS, ", name, dtype, args, threads=1",
-             "Runs one kernel, gemm or attention of the CPU backend on NumPy arrays."),
+    FUNCTION(kernel, METH_VARARGS | METH_KEYWORDS, ", name, dtype, args, threads=1, device='cpu'",
+             "Runs one kernel, gemm or attention of a backend on NumPy arrays."),
     {NULL, NULL, 0, NULL},
 };
 

@@ -11,7 +11,8 @@
 /* In the order of enum slide_dtype. */
 static const char *const file_dtypes[] = {"F32", "BF16", "F16", NULL};
 static const char *const gradient_dtypes[] = {"float32", "bfloat16", NULL};
-static const char *const activations[] = {"recompute", "keep", NULL};
+static const char *const pinnings[] = {"auto", "always", "never", NULL};
+static const char *const activations[] = {"recompute", "selective", "keep", "offload", NULL};
 static const char *const ropes[] = {"default", "linear", "llama3", NULL};
 
 _Static_assert(SLIDE_F32 == 0 && SLIDE_BF16 == 1 && SLIDE_F16 == 2, "order of the names");
@@ -73,15 +74,25 @@ static const struct slide_py_field spec_fields[] = {
      .choices = gradient_dtypes},
     SPEC(threads, SLIDE_PY_INT, 0, SLIDE_PY_THREADS_MAX),
     SPEC(blas, SLIDE_PY_PATH, 0, 0),
+    SPEC(nvidia, SLIDE_PY_PATH, 0, 0),
     NEEDED(max_tokens, SLIDE_PY_INT64, 1, INT32_MAX),
     NEEDED(max_seq, SLIDE_PY_INT32, 1, INT32_MAX),
     SPEC(micro_batches, SLIDE_PY_INT, 1, 1 << 20),
-    {.key = "activations"},
+    {.key = "activations",
+     .kind = SLIDE_PY_CHOICE,
+     .offset = offsetof(struct slide_train_spec, activations),
+     .choices = activations},
+    {.key = "block_activations"},
+    SPEC(device_budget, SLIDE_PY_UINT64, 0, INT64_MAX),
     SPEC(slots, SLIDE_PY_INT, 2, 1 << 16),
     SPEC(chunk_bytes, SLIDE_PY_UINT64, 1, 1 << 30),
     SPEC(head_rows, SLIDE_PY_INT32, 1, INT32_MAX),
     SPEC(overlap, SLIDE_PY_BOOL, 0, 0),
     SPEC(keep_gradients, SLIDE_PY_BOOL, 0, 0),
+    {.key = "pinning",
+     .kind = SLIDE_PY_CHOICE,
+     .offset = offsetof(struct slide_train_spec, pinning),
+     .choices = pinnings},
     SPEC(timeout, SLIDE_PY_DOUBLE, 0, 1 << 30),
     SPEC(beta1, SLIDE_PY_DOUBLE, 0, 1),
     SPEC(beta2, SLIDE_PY_DOUBLE, 0, 1),
@@ -126,23 +137,36 @@ static int read_model(PyObject *dict, struct slide_config *config, PyObject *kee
     return 0;
 }
 
+/* A byte a block, the index of its policy in `activations`. */
+static int read_blocks(PyObject *dict, struct slide_train_spec *spec, PyObject *keep)
+{
+    PyObject *blocks = slide_py_item(dict, "block_activations", keep);
+    if (!blocks || blocks == Py_None)
+        return PyErr_Occurred() ? -1 : 0;
+    if (!PyBytes_Check(blocks)) {
+        PyErr_Format(PyExc_TypeError, "spec: block_activations: bytes are wanted, not %.100s",
+                     Py_TYPE(blocks)->tp_name);
+        return -1;
+    }
+    if (PyBytes_GET_SIZE(blocks) != spec->config.layers) {
+        PyErr_Format(PyExc_ValueError, "spec: block_activations: %zd bytes for %d layers",
+                     PyBytes_GET_SIZE(blocks), spec->config.layers);
+        return -1;
+    }
+    spec->block_activations = (const uint8_t *)PyBytes_AS_STRING(blocks); /* open copies it */
+    return 0;
+}
+
 int slide_py_spec(PyObject *dict, struct slide_train_spec *spec, PyObject *keep)
 {
-    int choice = 0;
-    static const struct slide_py_field activation_field = {
-        .key = "activations", .kind = SLIDE_PY_CHOICE, .choices = activations};
     *spec = SLIDE_TRAIN_SPEC_INIT;
     if (slide_py_fields(dict, "spec", spec_fields, COUNT(spec_fields), spec, keep))
         return -1;
     PyObject *model = slide_py_item(dict, "model", keep);
     if (!model || read_model(model, &spec->config, keep))
         return -1;
-    PyObject *kept = slide_py_item(dict, "activations", keep);
-    if (!kept && PyErr_Occurred())
+    if (read_blocks(dict, spec, keep))
         return -1;
-    if (kept && slide_py_value(&activation_field, kept, "spec: activations", &choice, keep))
-        return -1;
-    spec->keep_activations = choice == 1;
     /* FP32 throughout means FP32 on the wire too, unless somebody asked for something else. */
     if (!spec->bf16 && !slide_py_item(dict, "gradient_dtype", keep)) {
         if (PyErr_Occurred())

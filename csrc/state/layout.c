@@ -24,6 +24,21 @@ static uint64_t mix(uint64_t hash, uint64_t x)
     return hash * 0x100000001b3ull;
 }
 
+int slide_layout_piece(const struct slide_layout *layout, int unit, size_t limit, size_t *offset,
+                       size_t *bytes)
+{
+    size_t size = slide_layout_plane_size(layout, SLIDE_PLANE_HI);
+    *offset = layout->unit[unit].plane[SLIDE_PLANE_HI];
+    for (int u = unit; u < layout->units; u++) {
+        const struct slide_unit *one = &layout->unit[u];
+        size_t end = one->plane[SLIDE_PLANE_HI] + round_up(one->count * size, PAGE);
+        if (u > unit && end - *offset > limit)
+            return u;
+        *bytes = end - *offset;
+    }
+    return layout->units;
+}
+
 size_t slide_layout_plane_size(const struct slide_layout *layout, enum slide_plane plane)
 {
     switch (plane) {

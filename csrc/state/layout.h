@@ -62,6 +62,12 @@ void slide_layout_slice(const struct slide_layout *layout, int unit, int rank, u
 size_t slide_layout_plane_size(const struct slide_layout *layout, enum slide_plane plane);
 enum slide_dtype slide_layout_weight_type(const struct slide_layout *layout);
 
+/* The `hi` planes from `unit` on, as many whole units as fit `limit` bytes but at least one: their
+ * place in the segment. Returns the unit after them. What is registered with a GPU goes by these
+ * pieces, for drivers refuse very large registrations, and a copy must not cross a border. */
+int slide_layout_piece(const struct slide_layout *layout, int unit, size_t limit, size_t *offset,
+                       size_t *bytes);
+
 /* Finds a checkpoint tensor by its name without "model." prefix: its unit, offset in elements from
  * the unit's start, and shape (cols 1 for a vector). -1 when the model has no such tensor. */
 struct slide_place {

@@ -3,9 +3,11 @@
 #include <string.h>
 
 #include "cpu/cpu.h"
+#include "cuda/cuda.h"
 #include "train/train.h"
 
-static const struct slide_backend *const backends[] = {&slide_cpu_backend, NULL};
+static const struct slide_backend *const backends[] = {&slide_cpu_backend, &slide_cuda_backend,
+                                                       NULL};
 
 const struct slide_backend *const *slide_backend_list(void)
 {
@@ -17,15 +19,16 @@ const struct slide_backend *slide_backend_find(const char *name, struct slide_er
     for (int i = 0; backends[i]; i++)
         if (!strcmp(backends[i]->name, name))
             return backends[i];
-    slide_err_set(err, SLIDE_EINVAL, "device '%s' is not built into this version; there is: cpu",
-                  name);
+    slide_err_set(err, SLIDE_EINVAL, "device '%s' is unknown; there are: cpu, cuda", name);
     return NULL;
 }
 
-int slide_backend_text(const char *name, const char *blas, char *text, size_t size,
-                       struct slide_err *err)
+int slide_backend_text(const char *name, const char *blas, const char *nvidia, char *text,
+                       size_t size, struct slide_err *err)
 {
-    if (!slide_backend_find(name, err))
+    const struct slide_backend *backend = slide_backend_find(name, err);
+    if (!backend)
         return -1;
-    return slide_cpu_blas(blas, text, size, err);
+    return backend == &slide_cuda_backend ? slide_cuda_text(nvidia, text, size, err)
+                                          : slide_cpu_blas(blas, text, size, err);
 }

@@ -10,6 +10,16 @@
 
 #define SLIDE_PLAN_MAX 64
 
+/* Pieces of the segment that are registered with the device. */
+struct slide_pins {
+    struct {
+        void *at;
+        size_t bytes;
+    } *piece;
+    int pieces;
+    size_t bytes;
+};
+
 struct slide_train {
     struct slide_train_spec spec;
     struct slide_model model;
@@ -19,6 +29,8 @@ struct slide_train {
     struct slide_reduce *reduce;
     struct slide_pipe *pipe;
     struct slide_pool *pool; /* loading and saving */
+    struct slide_pins pins;
+    uint8_t *activations; /* [units] */
     enum slide_isa isa;
     int threads;
     bool layout_ready, host_ready;
@@ -30,6 +42,10 @@ struct slide_train {
     int plan_items;
     char device_name[128], blas[256];
 };
+
+/* pins.c: registers the `hi` planes and this rank's staging with the device. */
+int slide_pins_open(struct slide_train *train, struct slide_err *err);
+void slide_pins_close(struct slide_train *train);
 
 /* A failed call's way out: the machine's first error becomes this one's unless it was ours; the
  * others are told; the object refuses further steps when `broken`. Returns -1. */

@@ -53,6 +53,24 @@ static void apply(void *ctx, int unit, uint64_t first, const float *sum, uint64_
     }
 }
 
+/* Each unit's policy, from the one for all or the blocks' own. */
+static int choose_activations(struct slide_train *train, struct slide_err *err)
+{
+    const struct slide_train_spec *spec = &train->spec;
+    train->activations = slide_mem_array((uint64_t)train->model.units, 1, err);
+    if (!train->activations)
+        return -1;
+    for (int u = 1; u < train->model.units - 1; u++) {
+        int policy =
+            spec->block_activations ? spec->block_activations[u - 1] : (int)spec->activations;
+        if (policy < 0 || policy >= SLIDE_ACT_COUNT)
+            return slide_err_set(err, SLIDE_EINVAL, "activations of block %d: %d", u - 1, policy);
+        train->activations[u] = (uint8_t)policy;
+    }
+    train->spec.block_activations = NULL; /* the caller's */
+    return 0;
+}
+
 static int check_spec(const struct slide_train_spec *s, struct slide_err *err)
 {
     if (s->world < 1 || s->world > SLIDE_RANKS_MAX || s->rank < 0 || s->rank >= s->world)
@@ -109,6 +127,8 @@ static void plan_fill(struct slide_train *train)
 {
     static const char *const plane_name[SLIDE_PLANES] = {"host hi", "host lo", "host exp_avg",
                                                          "host exp_avg_sq", "host gradient"};
+    static const char *const policy_name[SLIDE_ACT_COUNT] = {"blocks recompute", "blocks selective",
+                                                             "blocks keep", "blocks offload"};
     const struct slide_layout *layout = &train->layout;
     train->plan_items = 0;
     plan_add(train, "device", 0, train->device_name);
@@ -117,7 +137,13 @@ static void plan_fill(struct slide_train *train)
     plan_add(train, "weights", 0, layout->split ? "bfloat16" : "float32");
     plan_add(train, "gradients", 0,
              train->spec.gradient_dtype == SLIDE_F32 ? "float32" : "bfloat16");
-    plan_add(train, "activations", 0, train->spec.keep_activations ? "keep" : "recompute");
+    for (int p = 0; p < SLIDE_ACT_COUNT; p++) {
+        int blocks = 0;
+        for (int u = 1; u < layout->units - 1; u++)
+            blocks += train->activations[u] == p;
+        if (blocks)
+            plan_add(train, policy_name[p], blocks, NULL);
+    }
     plan_add(train, "world", train->spec.world, NULL);
     plan_add(train, "vocab", train->model.config.vocab, NULL);
     plan_add(train, "parameters", (double)layout->params, NULL);
@@ -132,10 +158,12 @@ static void plan_fill(struct slide_train *train)
     }
     plan_add(train, "host staging", (double)layout->staging_bytes * layout->world, NULL);
     plan_add(train, "host_bytes", (double)layout->resident, NULL);
+    plan_add(train, "host pinned", (double)train->pins.bytes, NULL);
     const struct slide_memory *memory = slide_pipe_memory(train->pipe);
     for (int i = 0; i < memory->areas; i++)
         plan_add(train, memory->area[i].name, (double)memory->area[i].bytes, NULL);
     plan_add(train, "device_bytes", (double)memory->bytes, NULL);
+    plan_add(train, "host activations", (double)memory->saved_bytes, NULL);
 }
 
 const struct slide_plan_item *slide_train_plan(struct slide_train *train, int *count)
@@ -152,12 +180,16 @@ static int open_device(struct slide_train *train, struct slide_err *err)
     const struct slide_train_spec *spec = &train->spec;
     const struct slide_backend *backend = slide_backend_find(spec->device, err);
     const char *blas = spec->blas && *spec->blas ? spec->blas : NULL;
-    struct slide_device_options o = {
-        .index = spec->device_index, .rank = spec->rank, .threads = train->threads, .blas = blas};
+    const char *nvidia = spec->nvidia && *spec->nvidia ? spec->nvidia : NULL;
+    struct slide_device_options o = {.index = spec->device_index,
+                                     .rank = spec->rank,
+                                     .threads = train->threads,
+                                     .blas = blas,
+                                     .nvidia = nvidia};
     struct slide_device_info info;
     if (!backend || slide_device_open(&train->device, backend, &o, err) ||
         slide_device_info(train->device, &info, err) ||
-        slide_backend_text(spec->device, blas, train->blas, sizeof train->blas, err))
+        slide_backend_text(spec->device, blas, nvidia, train->blas, sizeof train->blas, err))
         return -1;
     snprintf(train->device_name, sizeof train->device_name, "%s", info.name);
     return 0;
@@ -173,14 +205,15 @@ static int open_rest(struct slide_train *train, struct slide_err *err)
                                           .threads = train->threads,
                                           .apply = apply,
                                           .apply_ctx = train};
-    if (slide_reduce_open(&train->reduce, &reduce, err))
+    if (slide_pins_open(train, err) || slide_reduce_open(&train->reduce, &reduce, err))
         return -1;
     struct slide_pipe_options pipe = {.host = &train->host,
                                       .device = train->device,
                                       .reduce = train->reduce,
                                       .wire = spec->gradient_dtype,
                                       .slots = spec->slots,
-                                      .keep = spec->keep_activations,
+                                      .activations = train->activations,
+                                      .budget = spec->device_budget,
                                       .overlap = spec->overlap,
                                       .head_rows = spec->head_rows,
                                       .micro_batches = spec->micro_batches,
@@ -206,6 +239,8 @@ int slide_train_open(struct slide_train **out, const struct slide_train_spec *sp
     if (slide_model_init(&train->model, &spec->config, err))
         goto fail;
     train->spec.config = train->model.config;
+    if (choose_activations(train, err))
+        goto fail;
     if (slide_layout_init(&train->layout, &train->model, spec->world, spec->bf16,
                           spec->keep_gradients, slide_reduce_staging(spec->chunk_bytes), err))
         goto fail;
@@ -235,12 +270,14 @@ void slide_train_close(struct slide_train *train)
     slide_reduce_close(train->reduce);
     slide_pipe_close(train->pipe);
     slide_pool_free(train->pool);
+    slide_pins_close(train);
     if (train->host_ready)
         slide_host_close(&train->host);
     slide_device_close(train->device);
     if (train->layout_ready)
         slide_layout_fini(&train->layout);
     slide_model_fini(&train->model);
+    slide_mem_free(train->activations);
     slide_mem_free(train);
 }
 

@@ -28,27 +28,34 @@
 
 struct slide_train;
 
+/* SLIDE_PIN_AUTO: where pinning fails, training goes on without, after one warning. */
+enum slide_pinning { SLIDE_PIN_AUTO, SLIDE_PIN_ALWAYS, SLIDE_PIN_NEVER };
+
 struct slide_train_spec {
     struct slide_config config;
     int rank, world;
     const char *rendezvous; /* world > 1: name of the abstract socket */
     const char *agreement;  /* "key=value\n" lines that must be equal on all ranks */
-    const char *device;     /* backend's name: "cpu" */
+    const char *device;     /* backend's name: "cpu", "cuda" */
     int device_index;
     bool bf16;                       /* hi/lo masters, BF16 compute; else FP32 throughout */
     enum slide_dtype gradient_dtype; /* on the way to the host: F32 or BF16 */
     int threads;                     /* 0: CPUs of this process / world */
     const char *blas;                /* NULL or "": search */
+    const char *nvidia;              /* folder of pip's nvidia packages; likewise */
     int64_t max_tokens;              /* of a micro-batch, B * T */
     int32_t max_seq;
-    int micro_batches;     /* a step */
-    bool keep_activations; /* else recompute */
-    int slots;             /* weight slots for blocks, >= 2 */
-    uint64_t chunk_bytes;  /* of gradient on the way out */
-    int32_t head_rows;     /* rows of logits at a time */
+    int micro_batches; /* a step */
+    enum slide_activations activations;
+    const uint8_t *block_activations; /* [layers], each block's own instead; NULL: none */
+    uint64_t device_budget;           /* bytes of device memory, 0: what is free */
+    int slots;                        /* weight slots for blocks, >= 2 */
+    uint64_t chunk_bytes;             /* of gradient on the way out */
+    int32_t head_rows;                /* rows of logits at a time */
     bool overlap;
     bool keep_gradients;
-    double timeout; /* seconds that a wait for another rank may last */
+    enum slide_pinning pinning; /* of the host memory that the device copies from and to */
+    double timeout;             /* seconds that a wait for another rank may last */
     double beta1, beta2, epsilon, weight_decay;
     int (*poll)(void *arg, struct slide_err *err); /* NULL: none */
     void *poll_arg;
@@ -150,9 +157,9 @@ const struct slide_plan_item *slide_train_plan(struct slide_train *train, int *c
 struct slide_backend;
 const struct slide_backend *slide_backend_find(const char *name, struct slide_err *err);
 const struct slide_backend *const *slide_backend_list(void); /* NULL-terminated */
-/* What the backend runs on, for people: its libraries and where they were found. `blas`: as in
- * slide_train_spec. */
-int slide_backend_text(const char *name, const char *blas, char *text, size_t size,
-                       struct slide_err *err);
+/* What the backend runs on, for people: its libraries and where they were found. `blas`, `nvidia`:
+ * as in slide_train_spec. */
+int slide_backend_text(const char *name, const char *blas, const char *nvidia, char *text,
+                       size_t size, struct slide_err *err);
 
 #endif

@@ -1,5 +1,5 @@
-# The C tests: every tests/c/test_*.c, linked with the C sources of csrc/ but for py/ and cuda/,
-# plain and under the sanitizers. Included by the top Makefile, or alone:
+# The C tests: every tests/c/test_*.c, linked with the C sources of csrc/ but for py/ and with the
+# stub of cuda/, plain and under the sanitizers. Included by the top Makefile, or alone:
 #   make -f tests/c/rules.mk ctest
 # Some cases of one test: make -f tests/c/rules.mk ctest-build && build/c/plain/test_base pool
 
@@ -24,7 +24,7 @@ endif
 $(foreach i,$(C_ISAS),$(eval C_ISA_$(i) := $(call cflags_of,$(i))))
 
 C_FOLDERS := base optim model device cpu state plan route pipe train
-C_FILES := $(wildcard $(C_FOLDERS:%=csrc/%/*.c))
+C_FILES := $(wildcard $(C_FOLDERS:%=csrc/%/*.c)) csrc/cuda/cuda_stub.c
 C_HOT_FILES := $(filter %_isa.c,$(C_FILES))
 C_COLD_FILES := $(filter-out %_isa.c,$(C_FILES))
 C_TESTS := $(patsubst tests/c/%.c,%,$(wildcard tests/c/test_*.c))

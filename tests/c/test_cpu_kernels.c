@@ -302,7 +302,7 @@ static void bias_one(struct rig *r)
         int64_t stride = cols + (cols == 65 ? 3 : 0);
         void *dy = rig_array(r, act, n * stride, 1);
         float *db = rig_array(r, SLIDE_F32, cols, 1), *db0 = rig_copy(r, db, (size_t)cols * 4);
-        int64_t blocks = (n + SLIDE_NORM_BLOCK - 1) / SLIDE_NORM_BLOCK;
+        int64_t blocks = (n + SLIDE_BIAS_BLOCK - 1) / SLIDE_BIAS_BLOCK;
         float *scratch = rig_new(r, (size_t)(blocks * cols) * 4);
         struct slide_bias_bwd_args args = {dy, db, scratch, n, stride, cols};
         rig_done(r, slide_launch_bias_bwd(r->lane, act, &args, &r->err));

@@ -37,7 +37,7 @@ struct rank_run {
 static struct slide_config tiny_config(void)
 {
     struct slide_config c = {.hidden = 24,
-                             .layers = 3,
+                             .layers = 5,
                              .heads = 4,
                              .kv_heads = 2,
                              .head_dim = 6,
@@ -213,7 +213,9 @@ static void same_bits(bool bf16)
     VARIANT(spec.overlap = false, "no overlap");
     VARIANT(spec.slots = 4, "four slots");
     VARIANT(spec.threads = 3, "three threads");
-    VARIANT(spec.keep_activations = true, "kept activations");
+    VARIANT(spec.activations = SLIDE_ACT_KEEP, "kept activations");
+    VARIANT(spec.activations = SLIDE_ACT_SELECTIVE, "selective activations");
+    VARIANT(spec.activations = SLIDE_ACT_OFFLOAD, "offloaded activations");
     VARIANT(spec.max_tokens = 1; spec.max_seq = 1, "memory that grows");
     VARIANT(spec.keep_gradients = true, "kept gradients");
     free(want.master);
