@@ -1,10 +1,14 @@
 # `make` prints the targets. Everything happens in .venv, which is made when it is not there and
 # brought up to date when pyproject.toml or setup.py changed; it needs Python 3.11 or newer with its
-# headers, and a C compiler. Variables: PYTHON, CC, JOBS, PYTEST_ARGS.
+# headers, and a C compiler. Variables: PYTHON, CC, JOBS, PYTEST_ARGS, SLIDE_CUDA_ARCHS.
 
 PYTHON ?= python3
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PYTEST_ARGS ?=
+
+comma := ,
+# Of this machine's build; a wheel has all that setup.py names.
+export SLIDE_CUDA_ARCHS ?= 90
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -35,8 +39,12 @@ $(VENV)/stamp-run: pyproject.toml setup.py $(VENV)/stamp-venv
 	SLIDE_BUILD_JOBS=$(JOBS) $(PIP) install --no-build-isolation -e .
 	@touch $@
 
+# With nvcc here, the headers of cuBLAS and cuDNN too, so that csrc/cuda is compiled (by ext, for pip
+# builds before it installs them) and tried in the emulator.
+DEV_EXTRAS := test,dev$(if $(shell command -v nvcc),$(comma)cuda)
+
 $(VENV)/stamp-dev: pyproject.toml setup.py $(VENV)/stamp-venv
-	SLIDE_BUILD_JOBS=$(JOBS) $(PIP) install --no-build-isolation -e '.[test,dev]'
+	SLIDE_CUDA=0 SLIDE_BUILD_JOBS=$(JOBS) $(PIP) install --no-build-isolation -e '.[$(DEV_EXTRAS)]'
 	@touch $@ $(VENV)/stamp-run
 
 $(VENV)/stamp-demo: pyproject.toml setup.py $(VENV)/stamp-venv
@@ -54,7 +62,7 @@ dev: $(VENV)/stamp-dev ## .venv with everything that developing and testing need
 # ---- checks ----
 
 # Generated tables stay as they are.
-C_STYLED = $(filter-out %_golden.h,$(wildcard csrc/*/*.[ch] tests/c/*.[ch]))
+C_STYLED = $(filter-out %_golden.h,$(wildcard csrc/*/*.[ch] csrc/cuda/kernels/*.cu* tests/c/*.[ch]))
 
 lint: $(VENV)/stamp-dev ## ruff, clang-format, mypy --strict, the extension against its stub
 	$(VENV)/bin/ruff check .
@@ -94,6 +102,10 @@ coverage: dev ## lines that the tests reach: Python, and C by the C tests
 
 gpu: dev ## the Python tests on a CUDA device
 	$(PY) -m pytest --device cuda $(PYTEST_ARGS)
+
+emulated: dev ## the tests of the CUDA backend on this CPU, without a GPU: about 15 minutes
+	$(PY) -m pytest --device emulated tests/test_cuda_kernels.py tests/test_parity.py \
+	    tests/test_equivalence.py tests/test_trajectory.py tests/test_save.py $(PYTEST_ARGS)
 
 # ---- products ----
 

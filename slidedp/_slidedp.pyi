@@ -97,6 +97,9 @@ class Engine:
         that come with different `kind`s get an error that names both."""
     def abort(self, message: str) -> None:
         """Ends every rank's waits with this message as the cause. Never raises."""
+    def device_calls(self, fail_at: int = 0) -> tuple[int, int]:
+        """For tests: calls of the device that can fail, and allocations, since it was opened. The
+        fail_at-th call from now on fails; 0: none does."""
     def plan(self) -> dict[str, Any]:
         """Bytes by name on host and device, threads, units, slots, chunk and so on."""
     def close(self) -> None: ...

@@ -475,6 +475,23 @@ out:
 }
 
 /* With the GIL all the time, so that no close() comes between; it only sets words and wakes. */
+static PyObject *engine_device_calls(struct engine *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"fail_at", NULL};
+    PyObject *object = NULL;
+    long long n = 0;
+    uint64_t calls = 0, allocs = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:device_calls", names, &object) ||
+        (object && slide_py_int(object, "fail_at", 0, INT64_MAX, &n)) || begin(self))
+        return NULL;
+    slide_train_device_counts(self->train, &calls, &allocs);
+    slide_train_device_fail_at(self->train, (uint64_t)n);
+    struct slide_err err = SLIDE_ERR_INIT;
+    if (end(self, 0, &err))
+        return NULL;
+    return Py_BuildValue("KK", (unsigned long long)calls, (unsigned long long)allocs);
+}
+
 static PyObject *engine_abort(struct engine *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"message", NULL};
@@ -509,6 +526,8 @@ static PyMethodDef engine_methods[] = {
     METHOD0(tensors, "(name, shape, decays) of each tensor."),
     METHOD(gather, "values, kind='gather'", "The values of every rank. Collective."),
     METHOD(abort, "message", "Ends every rank's waits with this message as the cause."),
+    METHOD(device_calls, "fail_at=0",
+           "(calls, allocations) so far; the fail_at-th next call fails."),
     METHOD0(plan, "What was planned: bytes by name and so on."),
     METHOD0(close, "Gives everything back. A second time it does nothing."),
     {NULL, NULL, 0, NULL},

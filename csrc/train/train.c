@@ -296,6 +296,17 @@ int slide_train_gather(struct slide_train *train, const char *kind, const double
     return 0;
 }
 
+void slide_train_device_counts(struct slide_train *train, uint64_t *calls, uint64_t *allocs)
+{
+    *calls = slide_device_calls(train->device);
+    *allocs = slide_device_allocs(train->device);
+}
+
+void slide_train_device_fail_at(struct slide_train *train, uint64_t n)
+{
+    slide_device_fail_at(train->device, n);
+}
+
 /* ---- passes ---- */
 
 static int check_ready(const struct slide_train *train, struct slide_err *err)

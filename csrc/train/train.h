@@ -153,6 +153,11 @@ struct slide_plan_item {
 };
 const struct slide_plan_item *slide_train_plan(struct slide_train *train, int *count);
 
+/* For tests: calls of the device that can fail, and allocations, since it was opened; and the n-th
+ * call from now on fails (0: none). */
+void slide_train_device_counts(struct slide_train *train, uint64_t *calls, uint64_t *allocs);
+void slide_train_device_fail_at(struct slide_train *train, uint64_t n);
+
 /* Backends by name (backends.c). NULL and an error that lists what there is. */
 struct slide_backend;
 const struct slide_backend *slide_backend_find(const char *name, struct slide_err *err);

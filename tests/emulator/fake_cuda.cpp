@@ -4,7 +4,7 @@
 // was allocated is an error. Products are plain loops.
 //   FAKE_CUDA_MEMORY    bytes of the GPU (default 16 GiB)
 //   FAKE_CUDA_DEVICES   how many GPUs (1)
-//   FAKE_CUDA_REGISTER  0: pinning host memory fails
+//   FAKE_CUDA_REGISTER_MAX  bytes of host memory that can be pinned at a time
 //   FAKE_CUDA_JITTER    seed of random sleeps before each command of a stream
 #include <cublasLt.h>
 #include <cuda.h>
@@ -205,7 +205,7 @@ API CUresult cuMemFree_v2(CUdeviceptr p)
 }
 API CUresult cuMemHostRegister_v2(void *host, size_t bytes, unsigned)
 {
-    if (!number("FAKE_CUDA_REGISTER", 1))
+    if ((double)bytes > number("FAKE_CUDA_REGISTER_MAX", 1e18))
         return CUDA_ERROR_OUT_OF_MEMORY;
     std::lock_guard<std::mutex> hold(memory_lock);
     uintptr_t first = (uintptr_t)host / 4096, end = ((uintptr_t)host + bytes + 4095) / 4096;
