@@ -39,12 +39,13 @@ $(VENV)/stamp-run: pyproject.toml setup.py $(VENV)/stamp-venv
 	SLIDE_BUILD_JOBS=$(JOBS) $(PIP) install --no-build-isolation -e .
 	@touch $@
 
-# With nvcc here, the headers of cuBLAS and cuDNN too, so that csrc/cuda is compiled (by ext, for pip
-# builds before it installs them) and tried in the emulator.
+# With nvcc here, the headers of cuBLAS and cuDNN too, so that csrc/cuda is compiled (by ext, for
+# pip builds before it installs them) and tried in the emulator.
 DEV_EXTRAS := test,dev$(if $(shell command -v nvcc),$(comma)cuda)
 
 $(VENV)/stamp-dev: pyproject.toml setup.py $(VENV)/stamp-venv
-	SLIDE_CUDA=0 SLIDE_BUILD_JOBS=$(JOBS) $(PIP) install --no-build-isolation -e '.[$(DEV_EXTRAS)]'
+	SLIDE_CUDA=0 SLIDE_BUILD_JOBS=$(JOBS) \
+	  $(PIP) install --no-build-isolation -e '.[$(DEV_EXTRAS)]'
 	@touch $@ $(VENV)/stamp-run
 
 $(VENV)/stamp-demo: pyproject.toml setup.py $(VENV)/stamp-venv

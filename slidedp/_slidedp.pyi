@@ -39,6 +39,7 @@ class Spec(TypedDict, total=False):
     head_rows: int  # 256: rows of logits at a time
     overlap: bool  # True
     keep_gradients: bool  # False
+    debug_nonfinite: bool  # False; an error that names the op of the first Inf or NaN
     pinning: str  # "auto" | "always" | "never": of the memory that the device copies from and to
     timeout: float  # 1800.0: seconds that a wait for another rank may last
     beta1: float  # 0.9

@@ -88,6 +88,7 @@ class TrainingArguments:
     slots: int = 2  # weights of so many blocks are on the device at a time
     chunk_bytes: int = 4 << 20  # of gradient on its way to the owners
     head_rows: int = 256  # rows of logits at a time
+    debug_nonfinite: bool = False  # look for the op that makes the first Inf or NaN; slow
     overlap: bool = True  # False: one stage after the other, for debugging; the same bits
 
     def __init__(self, **values: Any) -> None:
@@ -104,7 +105,13 @@ class TrainingArguments:
             self._type(name, str)
         for name in ("gradient_dtype", "pin_memory"):
             self._type(name, str)
-        for name in ("dataloader_drop_last", "bf16", "keep_gradients", "overlap"):
+        for name in (
+            "dataloader_drop_last",
+            "bf16",
+            "keep_gradients",
+            "overlap",
+            "debug_nonfinite",
+        ):
             self._type(name, bool)
         if self.disable_tqdm is not None:
             self._type("disable_tqdm", bool)

@@ -140,6 +140,7 @@ class Trainer:
             "head_rows": args.head_rows,
             "overlap": args.overlap,
             "keep_gradients": args.keep_gradients,
+            "debug_nonfinite": args.debug_nonfinite,
             "pinning": args.pin_memory,
             "timeout": args.ddp_timeout,
             "beta1": args.adam_beta1,

@@ -95,6 +95,26 @@ static void cast_piece(void *ctx, int64_t i, int worker)
 
 RUN(cast, n, ELEMENTS)
 
+static void nonfinite_piece(void *ctx, int64_t i, int worker)
+{
+    const struct work *w = ctx;
+    const struct slide_nonfinite_args *a = w->args;
+    int64_t from, to;
+    int bad = 0;
+    (void)worker;
+    range(w, i, &from, &to);
+    if (w->act == SLIDE_F32)
+        for (int64_t k = from; k < to; k++)
+            bad |= (slide_f32_bits(((const float *)a->x)[k]) & 0x7f800000u) == 0x7f800000u;
+    else
+        for (int64_t k = from; k < to; k++)
+            bad |= (((const uint16_t *)a->x)[k] & 0x7f80u) == 0x7f80u;
+    if (bad)
+        __atomic_store_n(a->found, 1, __ATOMIC_RELAXED);
+}
+
+RUN(nonfinite, n, ELEMENTS)
+
 static void rope_table_piece(void *ctx, int64_t i, int worker)
 {
     const struct work *w = ctx;

@@ -192,6 +192,12 @@ static int launch_rmsnorm_bwd(const struct launch *l, const struct slide_rmsnorm
     return sum_blocks(l, a->dw, a->scratch, blocks, a->cols);
 }
 
+static int launch_nonfinite(const struct launch *l, const struct slide_nonfinite_args *a)
+{
+    int64_t blocks = over(a->n, 256 * 8), most = 4096;
+    return start(l, BY_ACT(l, nonfinite), blocks < most ? blocks : most, 1, 256, a);
+}
+
 int slide_cuda_launch(struct slide_lane *lane, enum slide_kernel kernel, enum slide_dtype act,
                       const void *args, size_t bytes, struct slide_err *err)
 {

@@ -124,6 +124,13 @@ struct slide_cast_args {
     enum slide_dtype from, to;
 };
 
+/* Sets *found to 1 where one of n numbers is Inf or NaN; else leaves it. */
+struct slide_nonfinite_args {
+    const void *x; /* act [n] */
+    int32_t *found;
+    int64_t n;
+};
+
 /* Row-major: out[m, n] = op(a)[m, k] op(b)[k, n] + add[m, n] + bias[n]. op is the transpose where
  * trans_* is set: a is stored [k, m] then, b [n, k]. ld*: elements between stored rows. Products
  * are summed in FP32 and rounded once, to out's type. `add` (out's type, ld ldo) may be `out`

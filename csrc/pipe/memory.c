@@ -258,6 +258,7 @@ static void place(struct slide_memory *memory, struct arena *arena)
     size_t biases = (n + SLIDE_BIAS_BLOCK - 1) / SLIDE_BIAS_BLOCK * wide;
     memory->norm_scratch = take(arena, "workspace", (norms > biases ? norms : biases) * 4);
     memory->attn_workspace = take(arena, "workspace", memory->attn_bytes);
+    memory->found = take(arena, "workspace", 4);
     memory->gemm_workspace = take(arena, "workspace", memory->gemm_bytes);
 }
 
@@ -414,11 +415,14 @@ int slide_memory_init(struct slide_memory *memory, const struct slide_memory_opt
     size_t freq = (size_t)model->config.head_dim / 2 * 4;
     if (memory->host_bytes < freq)
         memory->host_bytes = freq;
+    size_t found = (memory->host_bytes + 63) / 64 * 64;
+    memory->host_bytes = found + 64;
     memory->host_base = slide_mem_pages(memory->host_bytes, err);
     if (!memory->host_base ||
         slide_device_pin(options->device, memory->host_base, memory->host_bytes, err))
         goto fail;
     memory->host_pinned = true;
+    memory->host_found = (int32_t *)((unsigned char *)memory->host_base + found);
     for (int m = 0; m < micro; m++) {
         memory->micro[m].host = (int32_t *)memory->host_base + (size_t)m * 6 * tokens;
         memory->micro[m].host_loss = (float *)(memory->micro[m].host + 5 * tokens);

@@ -22,6 +22,7 @@ struct slide_memory_options {
     int32_t seq;    /* its longest row */
     int32_t head_rows;
     const uint8_t *activations; /* [units] enum slide_activations; borrowed */
+    bool debug;                 /* every value is looked through for Inf and NaN */
     uint64_t budget;            /* bytes of the device that may be taken, 0: what is free */
 };
 
@@ -70,7 +71,8 @@ struct slide_memory {
     float *norm_scratch;
     void *attn_workspace, *gemm_workspace;
     size_t attn_bytes, gemm_bytes;
-    void *host_base; /* pinned */
+    int32_t *found, *host_found; /* debug: of slide_launch_nonfinite */
+    void *host_base;             /* pinned */
     size_t host_bytes;
     bool host_pinned;
     uint8_t *offload; /* [units]: the output waits in host memory */

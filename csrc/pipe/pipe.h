@@ -18,7 +18,7 @@ struct slide_pipe_options {
     int slots;
     const uint8_t *activations; /* [units] enum slide_activations; borrowed */
     uint64_t budget;            /* bytes of device memory, 0: what is free */
-    bool overlap;
+    bool overlap, debug;
     int32_t head_rows;
     int micro_batches;
     int64_t tokens;

@@ -4,6 +4,7 @@
 #include "pipe/program.h"
 
 #include <math.h>
+#include <stdio.h>
 
 #include "device/device.h"
 
@@ -71,6 +72,68 @@ static float *weight_grad(const struct frame *f, int w)
 static int aux_heads(const struct frame *f)
 {
     return f->config->heads + f->config->kv_heads;
+}
+
+/* ---- looking for the first Inf or NaN ---- */
+
+/* After an op, when asked for: an error that names unit, op and value. Waits for the device. */
+static int look(const struct frame *f, const void *x, enum slide_dtype type, int64_t n,
+                const char *op, const char *what, struct slide_err *err)
+{
+    struct slide_memory *memory = f->p->memory;
+    struct slide_lane *lane = f->p->lane;
+    struct slide_nonfinite_args a = {.x = x, .found = memory->found, .n = n};
+    if (!memory->o.debug || n < 1)
+        return 0;
+    if (slide_zero(lane, memory->found, sizeof *memory->found, err) ||
+        slide_launch_nonfinite(lane, type, &a, err) ||
+        slide_copy(lane, memory->host_found, memory->found, sizeof *memory->found, SLIDE_COPY_D2H,
+                   err) ||
+        slide_lane_sync(lane, &(struct slide_waiter){0}, err))
+        return -1;
+    if (!*memory->host_found)
+        return 0;
+    return slide_err_set(err, SLIDE_EDEVICE,
+                         "debug_nonfinite: the first Inf or NaN is in %s, after %s of unit %d "
+                         "(0 is the embedding), micro-batch %d",
+                         what, op, f->p->unit, f->p->micro);
+}
+
+static const char *op_name(const struct slide_op *op)
+{
+    static const char *const name[SLIDE_OP_KINDS] = {"embedding", "norm",      "linear", "q/k norm",
+                                                     "rotation",  "attention", "SwiGLU", "loss"};
+    return name[op->kind];
+}
+
+static int look_value(const struct frame *f, int i, struct slide_err *err)
+{
+    const struct slide_op *op = &f->table->op[i];
+    char what[64];
+    snprintf(what, sizeof what, "value %s", f->table->value[op->out].name);
+    const void *x = op->kind == SLIDE_OP_EMBED ? f->micro->boundary[f->p->unit] : value(f, op->out);
+    return look(f, x, f->act, f->micro->n * width(f, op->out), op_name(op), what, err);
+}
+
+static int look_gradients(const struct frame *f, int i, struct slide_err *err)
+{
+    const struct slide_op *op = &f->table->op[i];
+    char what[64], name[64];
+    snprintf(name, sizeof name, "the backward of %s", op_name(op));
+    snprintf(what, sizeof what, "the gradient of value %s", f->table->value[op->in].name);
+    if (op->kind != SLIDE_OP_EMBED &&
+        look(f, gradient(f, op->in), f->act, f->micro->n * width(f, op->in), name, what, err))
+        return -1;
+    const int of[] = {op->w, op->b};
+    for (int k = 0; k < 2; k++) {
+        if (!has(f, of[k]))
+            continue;
+        snprintf(what, sizeof what, "the gradient of weight %s", f->table->weight[of[k]].name);
+        if (look(f, weight_grad(f, of[k]), SLIDE_F32, (int64_t)f->unit->tensor[of[k]].count, name,
+                 what, err))
+            return -1;
+    }
+    return 0;
 }
 
 /* ---- norms ---- */
@@ -393,7 +456,7 @@ int slide_program_forward(const struct slide_program *p, struct slide_err *err)
     struct frame f;
     frame_init(&f, p);
     for (int i = 0; i < f.table->ops; i++)
-        if (op_forward(&f, i, err))
+        if (op_forward(&f, i, err) || look_value(&f, i, err))
             return slide_err_note(err, "in the forward of unit %d, op %d", p->unit, i);
     return 0;
 }
@@ -415,7 +478,7 @@ int slide_program_backward(const struct slide_program *p, struct slide_err *err)
     frame_init(&f, p);
     f.live[p->memory->gradient_root[1]] = true;
     for (int i = f.table->ops - 1; i >= 0; i--)
-        if (op_backward(&f, i, err))
+        if (op_backward(&f, i, err) || look_gradients(&f, i, err))
             return slide_err_note(err, "in the backward of unit %d, op %d", p->unit, i);
     return 0;
 }
@@ -454,7 +517,8 @@ static int head_chunk(struct frame *f, const struct slide_head *head, int64_t r,
                            .trans_b = 1,
                            .in_type = f->act,
                            .out_type = f->act};
-    if (slide_launch_rmsnorm_fwd(p->lane, f->act, &fwd, err) || gemm(f, &z, err))
+    if (slide_launch_rmsnorm_fwd(p->lane, f->act, &fwd, err) || gemm(f, &z, err) ||
+        look(f, memory->logits, f->act, (int64_t)n * vocab, "the head", "the logits", err))
         return -1;
     if (head->mode == SLIDE_HEAD_LOGITS) {
         const void *from = memory->logits;
@@ -484,6 +548,9 @@ static int head_chunk(struct frame *f, const struct slide_head *head, int64_t r,
         return -1;
     if (!train)
         return 0;
+    if (look(f, memory->logits, f->act, (int64_t)n * vocab, "the loss",
+             "the gradient of the logits", err))
+        return -1;
     struct slide_gemm dh = {.a = memory->logits,
                             .b = head->table,
                             .out = memory->dhead,

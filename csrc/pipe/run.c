@@ -64,6 +64,7 @@ static int plan_memory(struct slide_pipe *pipe, struct slide_err *err)
                                      .seq = pipe->o.seq,
                                      .head_rows = pipe->o.head_rows,
                                      .activations = pipe->o.activations,
+                                     .debug = pipe->o.debug,
                                      .budget = pipe->o.budget};
     if (slide_memory_init(&pipe->memory, &o, err))
         return -1;

@@ -142,6 +142,10 @@ static const struct slide_py_field ce_fields[] = {ARRAY(T, z, ACT, OUT),
 static const struct slide_py_field cast_fields[] = {ARRAY(T, in, FROM, IN), ARRAY(T, out, TO, OUT),
                                                     LENGTH(T, n), DTYPE(T, from), DTYPE(T, to)};
 #undef T
+#define T struct slide_nonfinite_args
+static const struct slide_py_field nonfinite_fields[] = {ARRAY(T, x, ACT, IN),
+                                                         ARRAY(T, found, I32, OUT), LENGTH(T, n)};
+#undef T
 #define T struct slide_gemm
 static const struct slide_py_field gemm_fields[] = {
     ARRAY(T, a, GEMM_IN, IN),
@@ -352,6 +356,12 @@ static int check_cast(struct call *c)
     const struct slide_cast_args *a = &c->args.cast;
     const double n = (double)a->n;
     return need(c, "in", n) || need(c, "out", n) ? -1 : 0;
+}
+
+static int check_nonfinite(struct call *c)
+{
+    const struct slide_nonfinite_args *a = &c->args.nonfinite;
+    return need(c, "x", (double)a->n) || need(c, "found", 1) ? -1 : 0;
 }
 
 static int check_gemm(struct call *c)

@@ -89,6 +89,7 @@ static const struct slide_py_field spec_fields[] = {
     SPEC(head_rows, SLIDE_PY_INT32, 1, INT32_MAX),
     SPEC(overlap, SLIDE_PY_BOOL, 0, 0),
     SPEC(keep_gradients, SLIDE_PY_BOOL, 0, 0),
+    SPEC(debug_nonfinite, SLIDE_PY_BOOL, 0, 0),
     {.key = "pinning",
      .kind = SLIDE_PY_CHOICE,
      .offset = offsetof(struct slide_train_spec, pinning),

@@ -215,6 +215,7 @@ static int open_rest(struct slide_train *train, struct slide_err *err)
                                       .activations = train->activations,
                                       .budget = spec->device_budget,
                                       .overlap = spec->overlap,
+                                      .debug = spec->debug_nonfinite,
                                       .head_rows = spec->head_rows,
                                       .micro_batches = spec->micro_batches,
                                       .tokens = spec->max_tokens,

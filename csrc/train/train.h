@@ -54,6 +54,7 @@ struct slide_train_spec {
     int32_t head_rows;                /* rows of logits at a time */
     bool overlap;
     bool keep_gradients;
+    bool debug_nonfinite;       /* name the op that makes the first Inf or NaN; slow */
     enum slide_pinning pinning; /* of the host memory that the device copies from and to */
     double timeout;             /* seconds that a wait for another rank may last */
     double beta1, beta2, epsilon, weight_decay;
