@@ -39,6 +39,9 @@ class Spec(TypedDict, total=False):
     head_rows: int  # 256: rows of logits at a time
     overlap: bool  # True
     keep_gradients: bool  # False
+    defer: bool  # True: updates may run on under the next forward
+    skip_nonfinite: bool  # False: a step with an Inf or NaN in a gradient is forgotten
+    max_grad_norm: float  # 0.0: no clipping; above 0 implies skip_nonfinite
     debug_nonfinite: bool  # False; an error that names the op of the first Inf or NaN
     pinning: str  # "auto" | "always" | "never": of the memory that the device copies from and to
     timeout: float  # 1800.0: seconds that a wait for another rank may last
@@ -60,12 +63,12 @@ class StepOut(TypedDict):
     loss: float  # sum over valid targets of all ranks / their number
     targets: int  # valid targets of all ranks
     tokens: int  # tokens of all ranks
-    skipped: bool  # no valid target anywhere: nothing was updated
+    skipped: bool  # nothing was updated: no valid target anywhere, or nonfinite
     nonfinite: int  # gradients that were Inf or NaN, all ranks
     nonfinite_unit: int  # first unit concerned, -1: none
-    grad_norm: float  # of the mean gradient over all parameters
+    grad_norm: float  # of the mean gradient over all parameters, before clipping
     seconds: float
-    exposed_update_seconds: float  # from the end of backward to the last update
+    exposed_update_seconds: float  # of them, waiting for reduction and updates
     step: int  # updates done so far
 
 @final
@@ -85,6 +88,8 @@ class Engine:
     def init(self, seed: int, std: float) -> None:
         """Fills the masters: matrices from N(0, std), gains 1, biases 0. Same for any world."""
     def step(self, batches: Sequence[_MicroBatch], lr: float) -> StepOut: ...
+    def flush(self) -> None:
+        """Until the updates of all steps are done, on all ranks."""
     def evaluate(self, batches: Sequence[_MicroBatch]) -> tuple[float, int]:
         """(sum of the loss over valid targets, their number), of this rank alone."""
     def logits(self, batch: _MicroBatch) -> NDArray[np.float32]:

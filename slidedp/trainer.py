@@ -33,14 +33,16 @@ _OWN_ARGUMENTS = ("disable_tqdm", "threads")
 class StepResult:
     """What an optimizer step was like. Numbers are of all ranks."""
 
-    loss: float  # mean over the valid targets; NaN where skipped
-    grad_norm: float  # L2 norm of the mean gradient
+    loss: float  # mean over the valid targets; NaN without any
+    grad_norm: float  # L2 norm of the mean gradient, before clipping
     num_targets: int  # labels that counted
     num_tokens: int  # all tokens, padding included
-    skipped: bool  # no valid target anywhere: nothing was updated
+    skipped: bool  # nothing was updated: no valid target anywhere, or nonfinite
+    nonfinite: int  # gradient elements that were Inf or NaN
+    nonfinite_unit: int  # first unit of backward with one, -1: none
     learning_rate: float
     seconds: float
-    exposed_update_seconds: float  # updates that backward did not hide
+    exposed_update_seconds: float  # of them, waiting for gradients and updates
     step: int  # updates done so far
 
     @property
@@ -73,6 +75,7 @@ class Trainer:
     ) -> None:
         self.args = TrainingArguments() if args is None else args
         self.history: list[dict[str, float]] = []
+        self._skips = 0  # steps with Inf or NaN in a row
         self._engine: _slidedp.Engine | None = None
         self.rank: Rank = read_rank()
         self.folder = Path(model)
@@ -140,6 +143,9 @@ class Trainer:
             "head_rows": args.head_rows,
             "overlap": args.overlap,
             "keep_gradients": args.keep_gradients,
+            "defer": args.defer_updates and args.overlap,
+            "skip_nonfinite": args.skip_nonfinite,
+            "max_grad_norm": args.max_grad_norm,
             "debug_nonfinite": args.debug_nonfinite,
             "pinning": args.pin_memory,
             "timeout": args.ddp_timeout,
@@ -221,8 +227,10 @@ class Trainer:
         batch: one micro-batch or a list of them, each with `input_ids` and `labels` (unshifted,
         -100 masked), optionally `attention_mask`, `position_ids`, `document_ids`: integers
         [B, T]. The loss is the sum over the valid targets of all ranks divided by their number.
-        lr: of this step, default args.learning_rate. Raises ValueError for bad data, before
-        anything changes; RuntimeError for a gradient with Inf or NaN, after it has been applied.
+        lr: of this step, default args.learning_rate. Updates may still be under way when it
+        returns; whatever reads the states waits for them. Raises ValueError for bad data, before
+        anything changes. A gradient with Inf or NaN: see `TrainingArguments.skip_nonfinite`;
+        RuntimeError where it can't be skipped, or was too often.
         """
         batches = [batch] if isinstance(batch, Mapping) else list(batch)
         rate = self.args.learning_rate if lr is None else lr
@@ -239,24 +247,43 @@ class Trainer:
     def _step(self, batches: list[dict[str, NDArray[np.int32]]], rate: float) -> StepResult:
         out = self._need_engine().step(batches, rate)
         if out["nonfinite"]:
-            raise RuntimeError(
-                f"step {out['step']}: {out['nonfinite']} gradients are Inf or NaN, first in unit "
-                f"{out['nonfinite_unit']}; they have been applied, so the states are no longer "
-                "usable"
-            )
-        if out["skipped"]:
+            self._meet_nonfinite(out)
+        elif out["skipped"]:
             self._warn("a step had no valid target on any rank: nothing was updated")
+        else:
+            self._skips = 0
         return StepResult(
-            loss=math.nan if out["skipped"] else out["loss"],
+            loss=out["loss"] if out["targets"] else math.nan,
             grad_norm=out["grad_norm"],
             num_targets=out["targets"],
             num_tokens=out["tokens"],
             skipped=out["skipped"],
+            nonfinite=out["nonfinite"],
+            nonfinite_unit=out["nonfinite_unit"],
             learning_rate=rate,
             seconds=out["seconds"],
             exposed_update_seconds=out["exposed_update_seconds"],
             step=out["step"],
         )
+
+    def _meet_nonfinite(self, out: _slidedp.StepOut) -> None:
+        what = (
+            f"{out['nonfinite']} gradients are Inf or NaN, first in unit {out['nonfinite_unit']} "
+            f"of {self.plan['units']}"
+        )
+        if not out["skipped"]:
+            raise RuntimeError(
+                f"step {out['step']}: {what}; they have been applied there and in the units above "
+                "it, so the states are no longer usable (with max_grad_norm or "
+                "skip_nonfinite=True such a step is skipped)"
+            )
+        self._skips += 1
+        if self._skips >= self.args.max_skipped_steps:
+            raise RuntimeError(
+                f"step {out['step'] + 1} was skipped {self._skips} times in a row "
+                f"(max_skipped_steps): {what}; the states are those of step {out['step']}"
+            )
+        self._warn(f"step {out['step'] + 1} is skipped: {what}")
 
     # ---- a run ----
 
@@ -292,6 +319,7 @@ class Trainer:
                     self.history.append({"step": step + 1, **metrics})
                     if self.rank.first:
                         print(f"step {step + 1}: eval_loss {metrics['eval_loss']:.4f}", flush=True)
+        self._need_engine().flush()
         seconds = time.monotonic() - start
         return {
             "train_loss": float(np.mean(losses)) if losses else math.nan,

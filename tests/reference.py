@@ -3,6 +3,7 @@ cast from FP32 masters. Used by the trajectory tests."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -33,10 +34,15 @@ def make_optimizer(parameters: dict[str, torch.Tensor], lr: float, **hyper: Any)
     return torch.optim.AdamW(groups, lr=lr, **hyper)
 
 
-def train_fp32(
-    model: Any, batches: np.ndarray, rates: Callable[[int], float], **hyper: Any
-) -> Iterator[float]:
-    """The loss of each step of plain AdamW on [steps, B, T] token ids, labels equal to them."""
+def train_clipped(
+    model: Any,
+    batches: np.ndarray,
+    rates: Callable[[int], float],
+    max_norm: float = math.inf,
+    **hyper: Any,
+) -> Iterator[tuple[float, float]]:
+    """(loss, norm before clipping) of each step of clip_grad_norm_ and AdamW on [steps, B, T] token
+    ids, labels equal to them."""
     optimizer = make_optimizer(dict(model.named_parameters()), rates(0), **hyper)
     model.train()
     for step, ids in enumerate(torch.tensor(batches)):
@@ -44,9 +50,17 @@ def train_fp32(
             group["lr"] = rates(step)
         loss = loss_of(model, ids, ids)
         loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         optimizer.step()
         optimizer.zero_grad()
-        yield loss.item()
+        yield loss.item(), norm.item()
+
+
+def train_fp32(
+    model: Any, batches: np.ndarray, rates: Callable[[int], float], **hyper: Any
+) -> Iterator[float]:
+    """The losses of train_clipped without clipping."""
+    return (loss for loss, _ in train_clipped(model, batches, rates, **hyper))
 
 
 def train_baseline(

@@ -298,6 +298,7 @@ def test_step_and_readers(engine: _slidedp.Engine) -> None:
     assert out["loss"] == pytest.approx(loss / targets, rel=1e-5)
     assert out["grad_norm"] > 0
     assert 0 <= out["exposed_update_seconds"] <= out["seconds"]
+    engine.flush()
     empty = engine.step([], 1e-3)
     assert empty["skipped"] is True
     assert (empty["targets"], empty["step"]) == (0, 1)

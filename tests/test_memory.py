@@ -1,5 +1,5 @@
-"""Host memory: one copy of the states, 12 bytes a parameter, whatever the number of ranks; no
-second copy while loading; nothing that grows with the number of steps."""
+"""Host memory: one copy of the states for all ranks, 12 bytes a parameter and those of gradients
+that wait; no second copy while loading; nothing that grows with the number of steps."""
 
 from __future__ import annotations
 
@@ -16,15 +16,21 @@ from safetensors.numpy import save_file
 from slidedp.config import read_config
 from slidedp.fresh import shapes
 
+AT_ONCE: dict[str, Any] = {"max_grad_norm": 0, "defer_updates": False}  # no gradient waits
 ISOLATED = Path(__file__).parent / "isolated"
 
 
-def run_ranks(world: int, checkpoint: Path, folder: Path) -> list[dict[str, Any]]:
+def run_ranks(
+    world: int, checkpoint: Path, folder: Path, options: dict[str, Any]
+) -> list[dict[str, Any]]:
     """What each rank of isolated/memory_rank.py reports."""
     script = ISOLATED / "memory_rank.py"
     command = [sys.executable, "-m", "slidedp", "run", "-n", str(world), str(script)]
     result = subprocess.run(
-        [*command, str(checkpoint), str(folder)], capture_output=True, text=True, timeout=180
+        [*command, str(checkpoint), str(folder), json.dumps(options)],
+        capture_output=True,
+        text=True,
+        timeout=180,
     )
     assert result.returncode == 0, result.stdout + result.stderr
     return [json.loads((folder / f"rank{r}.json").read_text()) for r in range(world)]
@@ -55,11 +61,27 @@ def sizable(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
-def test_states_are_one_copy(sizable: Path, tmp_path: Path, world: int) -> None:
-    reports = run_ranks(world, sizable, tmp_path)
+@pytest.mark.parametrize(
+    ("world", "options", "bytes_each"),
+    [
+        (1, AT_ONCE, 12),
+        (2, AT_ONCE, 12),
+        (4, AT_ONCE, 12),
+        (1, {}, 14),  # one rank's gradients wait in BF16, as they came
+        (1, {"gradient_dtype": "float32"}, 16),
+        (1, {**AT_ONCE, "skip_nonfinite": True}, 14),
+        (2, {}, 16),  # sums of several ranks, in FP32
+        (3, {**AT_ONCE, "max_grad_norm": 0.5}, 16),
+    ],
+)
+def test_states_are_one_copy(
+    sizable: Path, tmp_path: Path, world: int, options: dict[str, Any], bytes_each: int
+) -> None:
+    reports = run_ranks(world, sizable, tmp_path, options)
     plan = reports[0]["plan"]
-    states = 12 * plan["parameters"]
+    states = bytes_each * plan["parameters"]
+    waiting = plan.get("host gradient", 0)
+    assert abs(waiting - (bytes_each - 12) * plan["parameters"]) <= 0.01 * states
     staging = plan["host staging"]
     for when in ("loaded", "after"):
         segment = sum(report[when]["segment"] for report in reports)
@@ -115,7 +137,7 @@ def test_peak_while_loading(large: Path, tmp_path: Path, world: int) -> None:
     sampling. Pages of the segment count once all the same, as a rank that loads touches its own
     slices only.
     """
-    reports = run_ranks(world, large, tmp_path)
+    reports = run_ranks(world, large, tmp_path, AT_ONCE)
     plan = reports[0]["plan"]
     states = 12 * plan["parameters"]
     peak = sum(report["peak"] for report in reports)

@@ -36,7 +36,8 @@ rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1
 steps = np.load(data)
 rows = steps.shape[1] // world
 args = slidedp.TrainingArguments(output_dir=out + ".d", device="cpu", bf16=bf16 == "1",
-                                 adam_beta1=0.9, adam_beta2=0.95, max_seq_length=steps.shape[2],
+                                 max_grad_norm=0, adam_beta1=0.9, adam_beta2=0.95,
+                                 max_seq_length=steps.shape[2],
                                  per_device_train_batch_size=rows, learning_rate=2e-5)
 with slidedp.Trainer(model=checkpoint, args=args) as trainer:
     losses = []

@@ -47,7 +47,7 @@ def ours(
         adam_beta1=0.9,
         adam_beta2=0.95,
         weight_decay=0.1,
-        **more,
+        **{"max_grad_norm": 0, **more},
     )
     with slidedp.Trainer(model=folder, args=args) as trainer:
         losses = []

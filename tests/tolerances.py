@@ -11,8 +11,9 @@ class Fp32(NamedTuple):
     far_logits: float = 3e-3  # positions in the thousands: see test_parity.test_long_positions
     loss: float = 1e-5
     gradients: float = 1e-4
+    norms: float = 1e-4  # of all gradients, relative, at each of 50 steps
     reordered: float = 1e-5  # ours against ours, with sums in another order
-    trajectory: float = 1e-4  # of the loss, absolute, at each of 20 steps
+    trajectory: float = 1e-4  # of the loss, absolute, at each of 20 or 50 steps
 
 
 class Bf16(NamedTuple):

@@ -4,6 +4,7 @@
  * Called by train/, pipe/ and py/ at the head of each stage. */
 #include "fault.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -15,7 +16,7 @@
 
 #include "env.h"
 
-enum action { KILL, STOP, ERROR };
+enum action { KILL, STOP, ERROR, SPOIL_INF, SPOIL_NAN, ACTIONS };
 
 struct spec {
     char text[96]; /* what SLIDE_FAULT was when this was parsed; "": nothing */
@@ -41,9 +42,13 @@ static int number(const char *text, long low, long *value)
 
 static int parse(const char *text, struct spec *spec, struct slide_err *err)
 {
-    static const char *const stages[] = {"load",    "fetch",  "forward", "backward",
-                                         "copyout", "reduce", "update",  "save"};
-    static const char *const actions[] = {[KILL] = "kill", [STOP] = "stop", [ERROR] = "error"};
+    static const char *const stages[] = {"load",  "fetch",  "forward", "backward", "copyout",
+                                         "chunk", "reduce", "update",  "save"};
+    static const char *const actions[ACTIONS] = {[KILL] = "kill",
+                                                 [STOP] = "stop",
+                                                 [ERROR] = "error",
+                                                 [SPOIL_INF] = "inf",
+                                                 [SPOIL_NAN] = "nan"};
     char copy[sizeof spec->text];
     char *field[5] = {NULL}, *rest = copy;
     int fields = 0, ok = 0;
@@ -58,14 +63,16 @@ static int parse(const char *text, struct spec *spec, struct slide_err *err)
         ok &= fields == 3 || (fields == 4 && !number(field[3], 1, &at));
     }
     int action = 0;
-    while (ok && action <= ERROR && strcmp(field[2], actions[action]))
+    while (ok && action < ACTIONS && strcmp(field[2], actions[action]))
         action++;
-    if (!ok || action > ERROR || number(field[1], 0, &rank))
-        return slide_err_set(err, SLIDE_EINVAL,
-                             "SLIDE_FAULT=%s: expected STAGE:RANK:ACTION[:N], STAGE one of load, "
-                             "fetch, forward, backward, copyout, reduce, update, save, ACTION one "
-                             "of kill, stop, error",
-                             text);
+    ok = ok && action < ACTIONS && (action < SPOIL_INF || !strcmp(field[0], "chunk"));
+    if (!ok || number(field[1], 0, &rank))
+        return slide_err_set(
+            err, SLIDE_EINVAL,
+            "SLIDE_FAULT=%s: expected STAGE:RANK:ACTION[:N], STAGE one of load, "
+            "fetch, forward, backward, copyout, chunk, reduce, update, save, ACTION "
+            "one of kill, stop, error, at chunk inf and nan",
+            text);
     memset(spec, 0, sizeof *spec);
     strcpy(spec->text, text);
     snprintf(spec->stage, sizeof spec->stage, "%s", field[0]);
@@ -101,8 +108,9 @@ static void jitter(uint32_t seed)
     nanosleep(&(struct timespec){.tv_nsec = x % 2000001u}, NULL);
 }
 
-int slide_fault(const char *stage, int rank, struct slide_err *err)
+int slide_fault_value(const char *stage, int rank, bool *spoil, float *value, struct slide_err *err)
 {
+    *spoil = false;
     const char *text = slide_env_get("SLIDE_FAULT");
     const char *seed = slide_env_get("SLIDE_JITTER");
     if (strcmp(seed, "0"))
@@ -128,6 +136,20 @@ int slide_fault(const char *stage, int rank, struct slide_err *err)
     case ERROR:
         return slide_err_set(err, SLIDE_EDEVICE, "a fault was asked for at stage %s (SLIDE_FAULT)",
                              stage);
+    case SPOIL_INF:
+    case SPOIL_NAN:
+        *spoil = true;
+        *value = action == SPOIL_INF ? INFINITY : NAN;
+        break;
+    case ACTIONS:
+        break;
     }
     return 0;
+}
+
+int slide_fault(const char *stage, int rank, struct slide_err *err)
+{
+    bool spoil;
+    float value;
+    return slide_fault_value(stage, rank, &spoil, &value, err);
 }

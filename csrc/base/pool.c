@@ -42,6 +42,7 @@ struct slide_pool {
     int64_t n;
 
     _Atomic bool stop;
+    _Atomic uint32_t asked, serving; /* turns: the number drawn last, and the one that is on */
     /* On lines of their own: they are written by all threads. */
     _Atomic uint32_t round __attribute__((aligned(64)));
     _Atomic uint32_t gate __attribute__((aligned(64)));
@@ -221,6 +222,20 @@ void slide_pool_for(struct slide_pool *pool, int64_t n,
     uint32_t inside = atomic_fetch_and_explicit(&pool->gate, ~OPEN, memory_order_acq_rel) & ~OPEN;
     while (inside)
         inside = await_change(&pool->gate, inside);
+}
+
+void slide_pool_take(struct slide_pool *pool)
+{
+    uint32_t turn = atomic_fetch_add_explicit(&pool->asked, 1, memory_order_relaxed);
+    uint32_t on = atomic_load_explicit(&pool->serving, memory_order_acquire);
+    while (on != turn)
+        on = await_change(&pool->serving, on);
+}
+
+void slide_pool_give(struct slide_pool *pool)
+{
+    atomic_fetch_add_explicit(&pool->serving, 1, memory_order_release);
+    slide_futex_wake(&pool->serving, INT_MAX, FUTEX_PRIVATE_FLAG);
 }
 
 int slide_pool_cpus(int *cpus, int room)

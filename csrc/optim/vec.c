@@ -36,6 +36,11 @@ double slide_vec_squares(enum slide_isa isa, const float *in, uint64_t n)
     return loops(isa)->squares(in, n);
 }
 
+void slide_vec_scale(enum slide_isa isa, float *out, const float *in, float scale, uint64_t n)
+{
+    loops(isa)->scale(out, in, scale, n);
+}
+
 void slide_vec_convert(enum slide_isa isa, void *out, enum slide_dtype to, const void *in,
                        enum slide_dtype from, uint64_t n)
 {

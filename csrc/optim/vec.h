@@ -17,6 +17,8 @@ void slide_vec_sum(enum slide_isa isa, float *out, const void *const *in, int co
  * SLIDE_VEC_LANES is the caller's only choice that shows. */
 #define SLIDE_VEC_LANES 16
 double slide_vec_squares(enum slide_isa isa, const float *in, uint64_t n);
+/* out = in * scale; `out` may be `in`. */
+void slide_vec_scale(enum slide_isa isa, float *out, const float *in, float scale, uint64_t n);
 /* Element conversions among F32, BF16 (to nearest even) and F16 (to nearest even); from a type to
  * itself it is a copy. NaN stays NaN of that sign. The arrays don't overlap. */
 void slide_vec_convert(enum slide_isa isa, void *out, enum slide_dtype to, const void *in,

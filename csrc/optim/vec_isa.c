@@ -172,6 +172,12 @@ static double squares(const float *in, uint64_t n)
     return sum;
 }
 
+static void scale(float *out, const float *in, float factor, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++)
+        out[i] = in[i] * factor;
+}
+
 /* ---- master weights ---- */
 
 INLINE void split_block(uint16_t *restrict hi, int16_t *restrict lo, const float *restrict in)
@@ -230,6 +236,7 @@ const struct slide_vec_loops SLIDE_ISA_NAME(slide_vec_loops) = {
     .sum_f32 = sum_f32,
     .sum_bf16 = sum_bf16,
     .squares = squares,
+    .scale = scale,
     .convert = {[SLIDE_F32] = {[SLIDE_BF16] = f32_from_bf16, [SLIDE_F16] = f32_from_f16},
                 [SLIDE_BF16] = {[SLIDE_F32] = bf16_from_f32, [SLIDE_F16] = bf16_from_f16},
                 [SLIDE_F16] = {[SLIDE_F32] = f16_from_f32, [SLIDE_BF16] = f16_from_bf16}},

@@ -288,6 +288,17 @@ out:
     return result;
 }
 
+static PyObject *engine_flush(struct engine *self, PyObject *ignored)
+{
+    (void)ignored;
+    struct slide_err err = SLIDE_ERR_INIT;
+    int failed;
+    if (begin(self))
+        return NULL;
+    WITHOUT_GIL(failed, slide_train_flush(self->train, &err));
+    return end(self, failed, &err) ? NULL : Py_NewRef(Py_None);
+}
+
 static PyObject *engine_evaluate(struct engine *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"batches", NULL};
@@ -520,6 +531,7 @@ static PyMethodDef engine_methods[] = {
     METHOD(store, "parts, progress=None", "Writes this rank's slices of the parts. Collective."),
     METHOD(init, "seed, std", "Fresh weights. Collective."),
     METHOD(step, "batches, lr", "One optimizer step over the micro-batches. Collective."),
+    METHOD0(flush, "Until the updates of all steps are done, on all ranks."),
     METHOD(evaluate, "batches", "(sum of the loss, valid targets) of this rank."),
     METHOD(logits, "batch", "FP32 [B, T, V]."),
     METHOD(tensor, "name, what", "A tensor's master, exp_avg, exp_avg_sq or grad as FP32."),

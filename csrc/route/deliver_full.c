@@ -1,7 +1,5 @@
 /* Full delivery: each rank copies whole units from the `hi` plane over its own link. The plane is
  * in the format of the compute already, so nothing is converted in a step. */
-#include <stdio.h>
-
 #include "base/fault.h"
 #include "route/route.h"
 
@@ -10,12 +8,7 @@ int slide_deliver_full(struct slide_host *host, int unit, uint32_t updates, void
 {
     const struct slide_layout *layout = host->layout;
     const struct slide_unit *u = &layout->unit[unit];
-    char what[64];
-    snprintf(what, sizeof what, "the update of unit %d", unit);
-    /* Each owner counts once an update; the product may wrap, as the counter does. */
-    if (slide_wait_reach(&host->header->applied[unit], updates * (uint32_t)host->world,
-                         &host->peers, what, err) ||
-        slide_fault("fetch", host->rank, err))
+    if (slide_host_wait_updates(host, unit, updates, err) || slide_fault("fetch", host->rank, err))
         return -1;
     size_t bytes = u->count * slide_layout_plane_size(layout, SLIDE_PLANE_HI);
     if (slide_copy(lane, slot, slide_host_at(host, u->plane[SLIDE_PLANE_HI]), bytes, SLIDE_COPY_H2D,

@@ -8,12 +8,19 @@
  *     over), has the device copy the chunk there, and counts `published` up when it arrived. A few
  *     copies are under way at a time.
  *   collector (a thread a rank): for each chunk that this rank owns waits until every rank has
- *     published it, sums in rank order block by block and hands each block to apply(), on a pool;
- *     then consumed[k] goes up. After the last chunk of a unit it counts applied[unit] up.
+ *     published it, sums in rank order block by block, on a pool, and hands each block to apply()
+ *     or leaves it in the gradient plane; then consumed[k] goes up. After the last chunk of a unit
+ *     it says done().
+ *
+ * With one rank and a gradient plane (direct) the plane is where chunks are copied to: no places,
+ * no sum; the collector only looks at what came (norm, Inf, NaN). The plane is free by then: this
+ * step's forward waited for the unit's last update.
  *
  * No cycle of waits: publishing s needs consuming s - PLACES, consuming s needs publishing s.
- * Sums run in rank order over fixed blocks, so nothing but the wire type shows in the result.
+ * Sums run in rank order over fixed blocks, so nothing but the wire type shows in the result, and
+ * squares are summed by NORM elements counted from the slice's start, whatever the chunks.
  * After an error both threads end; what waits for them sees the abort word. */
+#include <float.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -21,14 +28,14 @@
 
 #include "base/fault.h"
 #include "base/mem.h"
-#include "base/pool.h"
 #include "optim/vec.h"
 #include "route/route.h"
 
 #define PLACES 8u    /* a power of two, <= SLIDE_RING_MAX */
 #define IN_FLIGHT 3u /* copies under way */
-#define QUEUE 64u    /* submissions not yet copied and applied; a step has fewer in practice */
+#define QUEUE 64u    /* submissions not yet copied and reduced; a step has fewer in practice */
 #define BLOCK 8192u  /* elements that are summed and applied at a time: fits the caches */
+#define NORM 1024u   /* elements whose squares make one term of the norm; divides BLOCK */
 
 struct job {
     int unit;
@@ -43,12 +50,13 @@ struct slide_reduce {
     size_t place_bytes;
     struct slide_lane *lane; /* d2h */
     struct slide_event *arrived[PLACES];
-    struct slide_pool *pool;
+    void *at[PLACES]; /* where the chunk in each place was copied to */
+    bool direct;
     float *scratch;  /* [threads, BLOCK] */
-    double *squares; /* [blocks of a chunk] */
+    double *squares; /* [NORM elements of a chunk] */
     uint64_t *bad;   /* likewise: Inf or NaN */
     struct job job[QUEUE];
-    slide_word submitted, copied, applied, stop; /* jobs */
+    slide_word submitted, copied, reduced, stop; /* jobs */
     pthread_t reaper, collector;
     bool reaper_runs, collector_runs;
     uint64_t reap_seq, collect_seq; /* chunks */
@@ -58,9 +66,22 @@ struct slide_reduce {
 
 size_t slide_reduce_staging(uint64_t chunk_bytes)
 {
-    /* A chunk is at least one border of FP32. */
-    uint64_t place = chunk_bytes < SLIDE_BORDER * 4 ? SLIDE_BORDER * 4 : chunk_bytes;
-    return (size_t)((place + 63) / 64 * 64) * PLACES;
+    /* Whole terms of the norm, so that the cut into chunks doesn't show in it. */
+    uint64_t term = NORM * sizeof(float);
+    uint64_t place = chunk_bytes < term ? term : chunk_bytes / term * term;
+    return (size_t)place * PLACES;
+}
+
+bool slide_reduce_direct(const struct slide_layout *layout)
+{
+    return layout->world == 1 && layout->grad_bytes;
+}
+
+static unsigned char *plane_at(const struct slide_reduce *r, int unit, uint64_t element)
+{
+    const struct slide_layout *layout = r->o.host->layout;
+    return (unsigned char *)slide_host_at(r->o.host, layout->unit[unit].plane[SLIDE_PLANE_GRAD]) +
+           element * (size_t)layout->grad_bytes;
 }
 
 /* Walks a unit's chunks in the order that all ranks share. */
@@ -102,8 +123,17 @@ static bool walk_next(struct walk *w)
 static int publish(struct slide_reduce *r, uint64_t seq, struct slide_err *err)
 {
     struct slide_host *host = r->o.host;
-    if (slide_event_host_wait(r->arrived[seq % PLACES], &host->worker, err))
+    bool spoil;
+    float value;
+    if (slide_event_host_wait(r->arrived[seq % PLACES], &host->worker, err) ||
+        slide_fault_value("chunk", host->rank, &spoil, &value, err))
         return -1;
+    if (spoil) {
+        uint32_t bits = slide_f32_bits(value);
+        uint16_t high = (uint16_t)(bits >> 16);
+        memcpy(r->at[seq % PLACES], r->o.wire == SLIDE_F32 ? (void *)&bits : (void *)&high,
+               slide_dtype_size(r->o.wire));
+    }
     slide_word_set(&host->header->rank[host->rank].published, (uint32_t)(seq + 1));
     return 0;
 }
@@ -122,10 +152,14 @@ static int reap_job(struct slide_reduce *r, const struct job *job, struct slide_
             if (publish(r, waiting++, err))
                 return -1;
         if (slide_fault("copyout", host->rank, err) ||
-            slide_wait_reach(&host->header->consumed[place], (uint32_t)(seq / PLACES),
-                             &host->worker_peers, "a place in the gradient staging", err))
+            (!r->direct &&
+             slide_wait_reach(&host->header->consumed[place], (uint32_t)(seq / PLACES),
+                              &host->worker_peers, "a place in the gradient staging", err)))
             return -1;
-        unsigned char *to = slide_host_staging(host, host->rank) + place * r->place_bytes;
+        unsigned char *to = r->direct
+                                ? plane_at(r, job->unit, w.first)
+                                : slide_host_staging(host, host->rank) + place * r->place_bytes;
+        r->at[place] = to;
         const unsigned char *from = (const unsigned char *)job->grad + w.first * size;
         if (slide_copy(r->lane, to, from, w.count * size, SLIDE_COPY_D2H, err) ||
             slide_event_record(r->arrived[place], r->lane, err))
@@ -145,6 +179,21 @@ struct block_work {
     uint64_t first, count, place;
 };
 
+/* The terms of the norm, and how many elements are Inf or NaN. */
+static void look(struct slide_reduce *r, const float *sum, uint64_t n, double *squares,
+                 uint64_t *bad)
+{
+    for (uint64_t at = 0, i = 0; at < n; at += NORM, i++) {
+        uint64_t count = n - at < NORM ? n - at : NORM;
+        squares[i] = slide_vec_squares(r->isa, sum + at, count);
+        bad[i] = 0;
+        /* Squares of finite FP32 numbers can't overflow a double: this finds every Inf and NaN. */
+        if (!(squares[i] <= DBL_MAX))
+            for (uint64_t k = 0; k < count; k++)
+                bad[i] += (slide_f32_bits(sum[at + k]) & 0x7f800000u) == 0x7f800000u;
+    }
+}
+
 static void sum_block(void *ctx, int64_t i, int worker)
 {
     struct block_work *work = ctx;
@@ -154,22 +203,20 @@ static void sum_block(void *ctx, int64_t i, int worker)
     uint64_t n = work->count - at < BLOCK ? work->count - at : BLOCK;
     size_t size = slide_dtype_size(r->o.wire);
     const void *in[SLIDE_RANKS_MAX] = {0};
+    bool plane = host->layout->grad_bytes;
     for (int k = 0; k < host->world; k++)
-        in[k] = slide_host_staging(host, k) + work->place * r->place_bytes + at * size;
+        in[k] = r->direct ? plane_at(r, work->unit, work->first + at)
+                          : slide_host_staging(host, k) + work->place * r->place_bytes + at * size;
     const float *sum = in[0];
     if (host->world > 1 || r->o.wire != SLIDE_F32) {
-        float *out = r->scratch + (size_t)worker * BLOCK;
+        float *out = plane && !r->direct ? (float *)plane_at(r, work->unit, work->first + at)
+                                         : r->scratch + (size_t)worker * BLOCK;
         slide_vec_sum(r->isa, out, in, host->world, r->o.wire, n);
         sum = out;
     }
-    r->squares[i] = slide_vec_squares(r->isa, sum, n);
-    /* Squares of finite FP32 numbers can't overflow a double: this finds every Inf and NaN. */
-    uint64_t bad = 0;
-    if (!(r->squares[i] <= 1.7976931348623157e308))
-        for (uint64_t k = 0; k < n; k++)
-            bad += (slide_f32_bits(sum[k]) & 0x7f800000u) == 0x7f800000u;
-    r->bad[i] = bad;
-    r->o.apply(r->o.apply_ctx, work->unit, work->first + at, sum, n);
+    look(r, sum, n, r->squares + at / NORM, r->bad + at / NORM);
+    if (!plane)
+        r->o.apply(r->o.ctx, work->unit, work->first + at, sum, n);
 }
 
 static int collect_job(struct slide_reduce *r, const struct job *job, struct slide_err *err)
@@ -193,23 +240,22 @@ static int collect_job(struct slide_reduce *r, const struct job *job, struct sli
             return -1;
         struct block_work work = {r, job->unit, w.first, w.count, seq % PLACES};
         int64_t blocks = (int64_t)((w.count + BLOCK - 1) / BLOCK);
-        slide_pool_for(r->pool, blocks, sum_block, &work);
-        for (int64_t i = 0; i < blocks; i++) {
+        slide_pool_take(r->o.pool);
+        slide_pool_for(r->o.pool, blocks, sum_block, &work);
+        slide_pool_give(r->o.pool);
+        for (uint64_t i = 0; i < (w.count + NORM - 1) / NORM; i++) {
             squares += r->squares[i];
             bad += r->bad[i];
         }
         slide_word_set(&host->header->consumed[seq % PLACES], (uint32_t)(seq / PLACES + 1));
     }
-    if (slide_fault("update", host->rank, err))
-        return -1;
     pthread_mutex_lock(&r->lock);
     r->totals.squares += squares;
     r->totals.nonfinite += bad;
     if (bad && r->totals.nonfinite_unit < job->unit)
         r->totals.nonfinite_unit = job->unit;
     pthread_mutex_unlock(&r->lock);
-    slide_word_add(&host->header->applied[job->unit], 1);
-    return 0;
+    return r->o.done(r->o.ctx, job->unit, err);
 }
 
 /* ---- threads ---- */
@@ -242,7 +288,7 @@ static void *reaper_main(void *arg)
 static void *collector_main(void *arg)
 {
     struct slide_reduce *r = arg;
-    serve(r, &r->applied, collect_job);
+    serve(r, &r->reduced, collect_job);
     return NULL;
 }
 
@@ -258,16 +304,16 @@ int slide_reduce_open(struct slide_reduce **reduce, const struct slide_reduce_op
     r->totals.nonfinite_unit = -1;
     pthread_mutex_init(&r->lock, NULL);
     r->place_bytes = slide_reduce_staging(options->chunk_bytes) / PLACES;
-    r->chunk = r->place_bytes / slide_dtype_size(options->wire) / SLIDE_BORDER * SLIDE_BORDER;
-    uint64_t blocks = (r->chunk + BLOCK - 1) / BLOCK;
-    r->scratch = slide_mem_array((uint64_t)options->threads * BLOCK, sizeof *r->scratch, err);
-    r->squares = slide_mem_array(blocks, sizeof *r->squares, err);
-    r->bad = slide_mem_array(blocks, sizeof *r->bad, err);
+    r->chunk = r->place_bytes / slide_dtype_size(options->wire);
+    r->direct = slide_reduce_direct(options->host->layout);
+    uint64_t threads = (uint64_t)slide_pool_threads(options->pool), terms = r->chunk / NORM;
+    r->scratch = slide_mem_array(threads * BLOCK, sizeof *r->scratch, err);
+    r->squares = slide_mem_array(terms, sizeof *r->squares, err);
+    r->bad = slide_mem_array(terms, sizeof *r->bad, err);
     if (!r->scratch || !r->squares || !r->bad)
         goto fail;
-    r->pool = slide_pool_new(options->threads, options->cpus, options->cpu_count, err);
     r->lane = slide_lane_open(options->device, SLIDE_LANE_D2H, err);
-    if (!r->pool || !r->lane)
+    if (!r->lane)
         goto fail;
     for (uint32_t i = 0; i < PLACES; i++)
         if (!(r->arrived[i] = slide_event_new(options->device, err)))
@@ -306,7 +352,6 @@ void slide_reduce_close(struct slide_reduce *r)
     slide_lane_close(r->lane);
     for (uint32_t i = 0; i < PLACES; i++)
         slide_event_free(r->arrived[i]);
-    slide_pool_free(r->pool);
     slide_mem_free(r->bad);
     slide_mem_free(r->squares);
     slide_mem_free(r->scratch);
@@ -314,13 +359,13 @@ void slide_reduce_close(struct slide_reduce *r)
     slide_mem_free(r);
 }
 
-/* Jobs up to `n` are copied out and applied. Neither follows from the other: a rank that owns
- * nothing of a unit has applied its part before its own copy began. */
+/* Jobs up to `n` are copied out and reduced. Neither follows from the other: a rank that owns
+ * nothing of a unit has reduced its part before its own copy began. */
 static int reach_both(struct slide_reduce *r, uint32_t n, const char *what, struct slide_err *err)
 {
     const struct slide_waiter *peers = &r->o.host->peers;
     return slide_wait_reach(&r->copied, n, peers, what, err) ||
-                   slide_wait_reach(&r->applied, n, peers, what, err)
+                   slide_wait_reach(&r->reduced, n, peers, what, err)
                ? -1
                : 0;
 }
@@ -345,7 +390,7 @@ int slide_reduce_wait(struct slide_reduce *r, uint32_t ticket, struct slide_err 
 
 int slide_reduce_drain(struct slide_reduce *r, struct slide_err *err)
 {
-    return reach_both(r, slide_word_get(&r->submitted), "the updates of this step", err);
+    return reach_both(r, slide_word_get(&r->submitted), "the gradients of this step", err);
 }
 
 int slide_reduce_flush(struct slide_reduce *r, struct slide_reduce_totals *totals,

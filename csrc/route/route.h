@@ -1,24 +1,27 @@
 /* Routes: how a unit's weights reach the device, and how its gradient leaves it and ends, reduced,
- * at the owners. Routes know nothing of the optimizer: they end in apply().
- * Threads: the driver calls everything here; apply() is called from the route's own threads.
- * Blocks: fetch (until all owners have updated the unit), wait, flush. */
+ * at the owners. Routes know nothing of the optimizer: they end in apply() or the gradient plane.
+ * Threads: the driver calls everything here; apply() and done() are called from the route's own
+ * threads. Blocks: fetch (until all owners have updated the unit), wait, flush. */
 #ifndef SLIDE_ROUTE_ROUTE_H
 #define SLIDE_ROUTE_ROUTE_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/pool.h"
 #include "device/device.h"
 #include "state/host.h"
 
 /* Full delivery: the unit's whole `hi` plane is copied to `slot` on the lane, once every owner has
- * finished `updates` updates of it. */
+ * finished `updates` updates of it; the seconds that this took are added to host->waited. */
 int slide_deliver_full(struct slide_host *host, int unit, uint32_t updates, void *slot,
                        struct slide_lane *lane, struct slide_err *err);
 
 /* The mean gradient of elements [first, first + n) of `unit`, all owned by this rank, FP32. Called
  * from pool threads on disjoint ranges, in any order. */
 typedef void slide_apply_fn(void *ctx, int unit, uint64_t first, const float *sum, uint64_t n);
+/* All of this rank's slice of `unit` has been reduced: applied, or it stands in the plane. */
+typedef int slide_reduced_fn(void *ctx, int unit, struct slide_err *err);
 
 struct slide_reduce_totals { /* of this rank's slices, one step */
     double squares;
@@ -31,11 +34,10 @@ struct slide_reduce_options {
     struct slide_device *device;
     enum slide_dtype wire; /* F32 or BF16 */
     uint64_t chunk_bytes;
-    int threads;
-    const int *cpus;
-    int cpu_count;
-    slide_apply_fn *apply;
-    void *apply_ctx;
+    struct slide_pool *pool; /* used in turns */
+    slide_apply_fn *apply;   /* where the layout has no gradient plane */
+    slide_reduced_fn *done;
+    void *ctx; /* of apply and done */
 };
 
 struct slide_reduce;
@@ -43,8 +45,13 @@ struct slide_reduce;
 /* Bytes of staging that a rank needs in the segment: ask before the layout is made. */
 size_t slide_reduce_staging(uint64_t chunk_bytes);
 
+/* One rank and a gradient plane: the device copies straight into the plane, which has the wire's
+ * type then, and there is nothing to sum. */
+bool slide_reduce_direct(const struct slide_layout *layout);
+
 /* Reduction on the CPU: every rank copies its gradient out chunk by chunk into its staging ring;
- * the owner of a chunk sums the ranks' copies in rank order in FP32, straight into apply(). */
+ * the owner of a chunk sums the ranks' copies in rank order in FP32, into the gradient plane where
+ * there is one, else straight into apply(). */
 int slide_reduce_open(struct slide_reduce **reduce, const struct slide_reduce_options *options,
                       struct slide_err *err);
 void slide_reduce_close(struct slide_reduce *reduce);
@@ -54,7 +61,7 @@ int slide_reduce_submit(struct slide_reduce *reduce, int unit, const void *grad,
                         struct slide_event *ready, uint32_t *ticket, struct slide_err *err);
 /* Until the gradient of `ticket` has been copied out: its memory may be used again. */
 int slide_reduce_wait(struct slide_reduce *reduce, uint32_t ticket, struct slide_err *err);
-/* Until everything submitted has been applied on this rank. */
+/* Until everything submitted has been reduced on this rank. */
 int slide_reduce_drain(struct slide_reduce *reduce, struct slide_err *err);
 /* The same, and the totals since the last flush. */
 int slide_reduce_flush(struct slide_reduce *reduce, struct slide_reduce_totals *totals,

@@ -203,3 +203,16 @@ int slide_host_gather(struct slide_host *host, const char *kind, const double *v
     }
     return 0;
 }
+
+int slide_host_wait_updates(struct slide_host *host, int unit, uint32_t updates,
+                            struct slide_err *err)
+{
+    char what[64];
+    snprintf(what, sizeof what, "the update of unit %d", unit);
+    double start = slide_time();
+    /* Each owner counts once an update; the product may wrap, as the counter does. */
+    int failed = slide_wait_reach(&host->header->applied[unit], updates * (uint32_t)host->world,
+                                  &host->peers, what, err);
+    host->waited += slide_time() - start;
+    return failed;
+}

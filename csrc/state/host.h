@@ -2,7 +2,7 @@
  * header has no pointers: magic, layout hash, abort word, a counter a unit, a slot a rank.
  * One instance a rank; ranks may be processes, or threads that map the segment each for itself.
  * Threads: slide_host_post and slide_host_first_error from any; the rest by the rank's driver.
- * Blocks: open, gather. */
+ * Blocks: open, gather, wait_updates. */
 #ifndef SLIDE_STATE_HOST_H
 #define SLIDE_STATE_HOST_H
 
@@ -51,6 +51,7 @@ struct slide_host {
     int rank, world;
     uint32_t round; /* of gather */
     double timeout;
+    double waited; /* the driver's seconds in slide_host_wait_updates */
     struct slide_watch *watch;
     int (*poll)(void *arg, struct slide_err *err); /* the driver's: signals */
     void *poll_arg;
@@ -85,6 +86,10 @@ int slide_host_first_error(struct slide_host *host, struct slide_err *err);
  * what for: ranks that meet for different things get an error that names both. */
 int slide_host_gather(struct slide_host *host, const char *kind, const double *values, int count,
                       double *all, struct slide_err *err);
+
+/* Until every owner has finished `updates` updates of the unit. */
+int slide_host_wait_updates(struct slide_host *host, int unit, uint32_t updates,
+                            struct slide_err *err);
 
 /* watch.c: beats, and looks after the other ranks (pidfd, beats). A rank that died, or that has not
  * moved for SLIDE_STALL seconds of this rank's own running time, becomes the first error; the one

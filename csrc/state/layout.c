@@ -24,14 +24,14 @@ static uint64_t mix(uint64_t hash, uint64_t x)
     return hash * 0x100000001b3ull;
 }
 
-int slide_layout_piece(const struct slide_layout *layout, int unit, size_t limit, size_t *offset,
-                       size_t *bytes)
+int slide_layout_piece(const struct slide_layout *layout, enum slide_plane plane, int unit,
+                       size_t limit, size_t *offset, size_t *bytes)
 {
-    size_t size = slide_layout_plane_size(layout, SLIDE_PLANE_HI);
-    *offset = layout->unit[unit].plane[SLIDE_PLANE_HI];
+    size_t size = slide_layout_plane_size(layout, plane);
+    *offset = layout->unit[unit].plane[plane];
     for (int u = unit; u < layout->units; u++) {
         const struct slide_unit *one = &layout->unit[u];
-        size_t end = one->plane[SLIDE_PLANE_HI] + round_up(one->count * size, PAGE);
+        size_t end = one->plane[plane] + round_up(one->count * size, PAGE);
         if (u > unit && end - *offset > limit)
             return u;
         *bytes = end - *offset;
@@ -50,7 +50,7 @@ size_t slide_layout_plane_size(const struct slide_layout *layout, enum slide_pla
     case SLIDE_PLANE_V:
         return 4;
     case SLIDE_PLANE_GRAD:
-        return layout->keep_grad ? 4 : 0;
+        return (size_t)layout->grad_bytes;
     default:
         return 0;
     }
@@ -98,13 +98,13 @@ static int lay_unit(struct slide_layout *layout, int u, struct slide_err *err)
 }
 
 int slide_layout_init(struct slide_layout *layout, const struct slide_model *model, int world,
-                      int split, int keep_grad, size_t staging_bytes, struct slide_err *err)
+                      int split, int grad_bytes, size_t staging_bytes, struct slide_err *err)
 {
     *layout = (struct slide_layout){.model = model,
                                     .units = model->units,
                                     .world = world,
                                     .split = split,
-                                    .keep_grad = keep_grad};
+                                    .grad_bytes = grad_bytes};
     if (world < 1 || world > SLIDE_RANKS_MAX)
         return slide_err_set(err, SLIDE_EINVAL, "world is %d, must be 1 to %d", world,
                              SLIDE_RANKS_MAX);
@@ -135,7 +135,7 @@ int slide_layout_init(struct slide_layout *layout, const struct slide_model *mod
 
     uint64_t hash = 0xcbf29ce484222325ull;
     hash = mix(hash, (uint64_t)world);
-    hash = mix(hash, (uint64_t)split * 2 + (uint64_t)keep_grad);
+    hash = mix(hash, (uint64_t)split * 8 + (uint64_t)grad_bytes);
     hash = mix(hash, layout->staging_bytes);
     for (int u = 0; u < layout->units; u++) {
         hash = mix(hash, layout->unit[u].count);

@@ -18,7 +18,7 @@ enum slide_plane {
     SLIDE_PLANE_LO, /* split: int16 low part; FP32 mode: absent */
     SLIDE_PLANE_M,
     SLIDE_PLANE_V,
-    SLIDE_PLANE_GRAD, /* FP32 mean gradient, when gradients are kept */
+    SLIDE_PLANE_GRAD, /* reduced gradients that wait for their update, or are kept: FP32 or BF16 */
     SLIDE_PLANES
 };
 
@@ -43,8 +43,8 @@ struct slide_layout {
     const struct slide_model *model;
     struct slide_unit *unit;
     int units, world;
-    int split; /* 1: hi/lo masters, weights move as BF16; 0: FP32 throughout */
-    int keep_grad;
+    int split;                     /* 1: hi/lo masters, weights move as BF16; 0: FP32 throughout */
+    int grad_bytes;                /* an element of the gradient plane: 4, 2, or 0 without one */
     uint64_t params, count;        /* without and with padding */
     size_t staging, staging_bytes; /* the routes' area: offset, bytes */
     size_t bytes;                  /* of the whole segment */
@@ -53,7 +53,7 @@ struct slide_layout {
 };
 
 int slide_layout_init(struct slide_layout *layout, const struct slide_model *model, int world,
-                      int split, int keep_grad, size_t staging_bytes, struct slide_err *err);
+                      int split, int grad_bytes, size_t staging_bytes, struct slide_err *err);
 void slide_layout_fini(struct slide_layout *layout);
 
 /* Elements [first, end) of unit `u` that rank owns. */
@@ -62,11 +62,11 @@ void slide_layout_slice(const struct slide_layout *layout, int unit, int rank, u
 size_t slide_layout_plane_size(const struct slide_layout *layout, enum slide_plane plane);
 enum slide_dtype slide_layout_weight_type(const struct slide_layout *layout);
 
-/* The `hi` planes from `unit` on, as many whole units as fit `limit` bytes but at least one: their
- * place in the segment. Returns the unit after them. What is registered with a GPU goes by these
- * pieces, for drivers refuse very large registrations, and a copy must not cross a border. */
-int slide_layout_piece(const struct slide_layout *layout, int unit, size_t limit, size_t *offset,
-                       size_t *bytes);
+/* A plane from `unit` on, as many whole units as fit `limit` bytes but at least one: their place in
+ * the segment. Returns the unit after them. What is registered with a GPU goes by these pieces, for
+ * drivers refuse very large registrations, and a copy must not cross a border. */
+int slide_layout_piece(const struct slide_layout *layout, enum slide_plane plane, int unit,
+                       size_t limit, size_t *offset, size_t *bytes);
 
 /* Finds a checkpoint tensor by its name without "model." prefix: its unit, offset in elements from
  * the unit's start, and shape (cols 1 for a vector). -1 when the model has no such tensor. */

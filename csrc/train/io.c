@@ -294,6 +294,9 @@ int slide_train_store(struct slide_train *train, const struct slide_part *part, 
 {
     if (train->failed || !train->loaded)
         return slide_err_set(err, SLIDE_ESTATE, "there is no whole state to save");
+    /* Only this rank's slices are read. */
+    if (train->updates && slide_updates_drain(train->updates, err))
+        return slide_train_fail(train, true, err);
     /* A disk that is full must not cost the run: the ranks tell each other, and all of them return
      * with the state whole and at the same place. */
     double own = move_parts(train, part, parts, true, progress, arg, err) ? 1 : 0;
@@ -413,8 +416,18 @@ int slide_train_tensor(struct slide_train *train, const char *name, const char *
     if (i == 4)
         return slide_err_set(err, SLIDE_EINVAL,
                              "'%s': a tensor has master, exp_avg, exp_avg_sq and grad", what);
-    if (!slide_layout_plane_size(&train->layout, planes[i].plane))
-        return slide_err_set(err, SLIDE_EINVAL, "gradients are kept with keep_gradients=True only");
+    if (planes[i].plane == SLIDE_PLANE_GRAD) {
+        if (!train->spec.keep_gradients)
+            return slide_err_set(err, SLIDE_EINVAL,
+                                 "gradients are kept with keep_gradients=True only");
+        enum slide_dtype dtype = train->layout.grad_bytes == 2 ? SLIDE_BF16 : SLIDE_F32;
+        slide_vec_convert(train->isa, out, SLIDE_F32,
+                          plane_at(train, place.unit, SLIDE_PLANE_GRAD, place.offset), dtype,
+                          place.count);
+        return 0;
+    }
+    if (slide_host_wait_updates(&train->host, place.unit, (uint32_t)train->step, err))
+        return slide_train_fail(train, true, err);
     if (planes[i].plane == SLIDE_PLANE_HI)
         get_master(train, place.unit, place.offset, out, place.count);
     else

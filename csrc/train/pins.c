@@ -1,8 +1,8 @@
 /* Registers with the device what it copies from and to: the `hi` planes, in pieces on unit borders,
- * and this rank's ring of staging places. Unregistered memory works as well, for the driver copies
- * it through a pinned buffer of its own, but more slowly and without overlap; so a refusal is a
- * warning unless the caller wants it to be an error. Called by train.c once the segment's pages are
- * there. */
+ * this rank's ring of staging places, and the gradient plane where gradients go there directly.
+ * Unregistered memory works as well, for the driver copies it through a pinned buffer of its own,
+ * but more slowly and without overlap; so a refusal is a warning unless the caller wants it to be
+ * an error. Called by train.c once the segment's pages are there. */
 #include "base/log.h"
 #include "base/mem.h"
 #include "train/rank.h"
@@ -27,11 +27,13 @@ static int pin_all(struct slide_train *train, struct slide_err *err)
     if (layout->staging_bytes &&
         pin(train, slide_host_staging(&train->host, train->spec.rank), layout->staging_bytes, err))
         return -1;
-    for (int unit = 0; unit < layout->units;) {
-        unit = slide_layout_piece(layout, unit, PIECE_MAX, &offset, &bytes);
-        if (pin(train, slide_host_at(&train->host, offset), bytes, err))
-            return -1;
-    }
+    static const enum slide_plane planes[] = {SLIDE_PLANE_HI, SLIDE_PLANE_GRAD};
+    for (int i = 0; i < (slide_reduce_direct(layout) ? 2 : 1); i++)
+        for (int unit = 0; unit < layout->units;) {
+            unit = slide_layout_piece(layout, planes[i], unit, PIECE_MAX, &offset, &bytes);
+            if (pin(train, slide_host_at(&train->host, offset), bytes, err))
+                return -1;
+        }
     return 0;
 }
 
@@ -42,7 +44,7 @@ int slide_pins_open(struct slide_train *train, struct slide_err *err)
     if (pinning == SLIDE_PIN_NEVER)
         return 0;
     train->pins.piece =
-        slide_mem_array((uint64_t)train->layout.units + 1, sizeof *train->pins.piece, err);
+        slide_mem_array((uint64_t)train->layout.units * 2 + 1, sizeof *train->pins.piece, err);
     if (!train->pins.piece)
         return -1;
     if (!pin_all(train, pinning == SLIDE_PIN_ALWAYS ? err : &why))

@@ -1,12 +1,13 @@
 /* Inside of a rank, shared by the files of this folder.
- * Threads: the driver; `adam` and the planes are used by the route's threads between a submit and
- * its flush. Blocks: never. */
+ * Threads: the driver; the planes and `adam` are used by the threads of the route and of the
+ * updates as well. Blocks: never. */
 #ifndef SLIDE_TRAIN_RANK_H
 #define SLIDE_TRAIN_RANK_H
 
 #include "base/pool.h"
 #include "pipe/pipe.h"
 #include "train/train.h"
+#include "train/updates.h"
 
 #define SLIDE_PLAN_MAX 64
 
@@ -28,7 +29,8 @@ struct slide_train {
     struct slide_device *device;
     struct slide_reduce *reduce;
     struct slide_pipe *pipe;
-    struct slide_pool *pool; /* loading and saving */
+    struct slide_updates *updates; /* NULL: each gradient is applied as soon as it is reduced */
+    struct slide_pool *pool;       /* sums, updates; loading and saving, while there is neither */
     struct slide_pins pins;
     uint8_t *activations; /* [units] */
     enum slide_isa isa;
@@ -37,7 +39,7 @@ struct slide_train {
     bool loaded;
     _Atomic bool failed;        /* abort may come from any thread */
     uint64_t step;              /* updates done */
-    struct slide_adamw adam[2]; /* without and with decay, of the step under way */
+    struct slide_adamw adam[2]; /* by decay, of the step under way; without `updates` alone */
     struct slide_plan_item plan[SLIDE_PLAN_MAX];
     int plan_items;
     char device_name[128], blas[256];
@@ -46,6 +48,13 @@ struct slide_train {
 /* pins.c: registers the `hi` planes and this rank's staging with the device. */
 int slide_pins_open(struct slide_train *train, struct slide_err *err);
 void slide_pins_close(struct slide_train *train);
+
+/* Until the updates of all steps are done on all ranks. */
+int slide_train_wait(struct slide_train *train, struct slide_err *err);
+
+/* AdamW on elements [first, first + n) of a unit, all of this rank's slice. */
+void slide_train_update(struct slide_train *train, const struct slide_adamw adam[2], int unit,
+                        uint64_t first, const float *grad, uint64_t n);
 
 /* A failed call's way out: the machine's first error becomes this one's unless it was ours; the
  * others are told; the object refuses further steps when `broken`. Returns -1. */

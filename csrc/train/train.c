@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/env.h"
+#include "base/fault.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "train/rank.h"
@@ -25,32 +26,64 @@ int slide_train_fail(struct slide_train *train, bool broken, struct slide_err *e
     return -1;
 }
 
-/* AdamW on a piece of this rank's slice, as soon as its gradient is reduced. Pool threads. */
-static void apply(void *ctx, int unit, uint64_t first, const float *sum, uint64_t n)
+void slide_train_update(struct slide_train *train, const struct slide_adamw numbers[2], int unit,
+                        uint64_t first, const float *grad, uint64_t n)
 {
-    struct slide_train *train = ctx;
     const struct slide_unit *u = &train->layout.unit[unit];
     uint64_t end = first + n;
-    if (train->spec.keep_gradients)
-        memcpy((float *)slide_host_at(&train->host, u->plane[SLIDE_PLANE_GRAD]) + first, sum,
-               n * sizeof *sum);
     /* At most two pieces: before and after the border of weight decay. */
     for (uint64_t at = first; at < end;) {
         int decay = at < u->decay_end;
         uint64_t stop = decay && u->decay_end < end ? u->decay_end : end;
-        const struct slide_adamw *adam = &train->adam[decay];
+        const struct slide_adamw *adam = &numbers[decay];
         float *m = (float *)slide_host_at(&train->host, u->plane[SLIDE_PLANE_M]) + at;
         float *v = (float *)slide_host_at(&train->host, u->plane[SLIDE_PLANE_V]) + at;
         void *hi = slide_host_at(&train->host, u->plane[SLIDE_PLANE_HI]);
-        const float *grad = sum + (at - first);
+        const float *g = grad + (at - first);
         if (train->layout.split) {
             int16_t *lo = (int16_t *)slide_host_at(&train->host, u->plane[SLIDE_PLANE_LO]) + at;
-            slide_adamw_split(train->isa, adam, (uint16_t *)hi + at, lo, m, v, grad, stop - at);
+            slide_adamw_split(train->isa, adam, (uint16_t *)hi + at, lo, m, v, g, stop - at);
         } else {
-            slide_adamw_f32(train->isa, adam, (float *)hi + at, m, v, grad, stop - at);
+            slide_adamw_f32(train->isa, adam, (float *)hi + at, m, v, g, stop - at);
         }
         at = stop;
     }
+}
+
+/* A piece of gradient that waits for nothing. Pool threads. */
+static void apply(void *ctx, int unit, uint64_t first, const float *sum, uint64_t n)
+{
+    struct slide_train *train = ctx;
+    slide_train_update(train, train->adam, unit, first, sum, n);
+}
+
+/* All of this rank's slice of a unit is reduced. The route's collector. */
+static int reduced(void *ctx, int unit, struct slide_err *err)
+{
+    struct slide_train *train = ctx;
+    if (train->updates) {
+        slide_updates_add(train->updates, unit);
+        return 0;
+    }
+    if (slide_fault("update", train->spec.rank, err))
+        return -1;
+    slide_word_add(&train->host.header->applied[unit], 1);
+    return 0;
+}
+
+/* Steps that may yet be scaled or dropped when all their gradients are there. */
+static bool gated(const struct slide_train_spec *spec)
+{
+    return spec->max_grad_norm > 0 || spec->skip_nonfinite;
+}
+
+/* Bytes of an element of the gradient plane. Sums of several ranks are FP32; one rank's gradient
+ * stays as it came. */
+static int gradient_bytes(const struct slide_train_spec *spec)
+{
+    if (!spec->defer && !gated(spec) && !spec->keep_gradients)
+        return 0;
+    return spec->world > 1 ? 4 : (int)slide_dtype_size(spec->gradient_dtype);
 }
 
 /* Each unit's policy, from the one for all or the blocks' own. */
@@ -94,10 +127,11 @@ static int check_spec(const struct slide_train_spec *s, struct slide_err *err)
         return slide_err_set(err, SLIDE_EINVAL,
                              "gradients travel as FP32, or as BF16 where bf16 is on");
     if (!(s->beta1 >= 0 && s->beta1 < 1) || !(s->beta2 >= 0 && s->beta2 < 1) || !(s->epsilon > 0) ||
-        !(s->weight_decay >= 0))
+        !(s->weight_decay >= 0) || !(s->max_grad_norm >= 0))
         return slide_err_set(err, SLIDE_EINVAL,
-                             "AdamW: beta1 %g and beta2 %g (0 to 1), epsilon %g (> 0), decay %g",
-                             s->beta1, s->beta2, s->epsilon, s->weight_decay);
+                             "AdamW: beta1 %g and beta2 %g (0 to 1), epsilon %g (> 0), decay %g, "
+                             "max_grad_norm %g (>= 0)",
+                             s->beta1, s->beta2, s->epsilon, s->weight_decay, s->max_grad_norm);
     return 0;
 }
 
@@ -202,10 +236,17 @@ static int open_rest(struct slide_train *train, struct slide_err *err)
                                           .device = train->device,
                                           .wire = spec->gradient_dtype,
                                           .chunk_bytes = spec->chunk_bytes,
-                                          .threads = train->threads,
                                           .apply = apply,
-                                          .apply_ctx = train};
-    if (slide_pins_open(train, err) || slide_reduce_open(&train->reduce, &reduce, err))
+                                          .done = reduced,
+                                          .ctx = train};
+    if (slide_pins_open(train, err))
+        return -1;
+    train->pool = reduce.pool = slide_pool_new(train->threads, NULL, 0, err);
+    if (!train->pool)
+        return -1;
+    if ((train->layout.grad_bytes &&
+         slide_updates_open(&train->updates, train, gated(spec), err)) ||
+        slide_reduce_open(&train->reduce, &reduce, err))
         return -1;
     struct slide_pipe_options pipe = {.host = &train->host,
                                       .device = train->device,
@@ -220,8 +261,7 @@ static int open_rest(struct slide_train *train, struct slide_err *err)
                                       .micro_batches = spec->micro_batches,
                                       .tokens = spec->max_tokens,
                                       .seq = spec->max_seq};
-    train->pool = slide_pool_new(train->threads, NULL, 0, err);
-    return !train->pool || slide_pipe_open(&train->pipe, &pipe, err) ? -1 : 0;
+    return slide_pipe_open(&train->pipe, &pipe, err);
 }
 
 int slide_train_open(struct slide_train **out, const struct slide_train_spec *spec,
@@ -243,7 +283,7 @@ int slide_train_open(struct slide_train **out, const struct slide_train_spec *sp
     if (choose_activations(train, err))
         goto fail;
     if (slide_layout_init(&train->layout, &train->model, spec->world, spec->bf16,
-                          spec->keep_gradients, slide_reduce_staging(spec->chunk_bytes), err))
+                          gradient_bytes(spec), slide_reduce_staging(spec->chunk_bytes), err))
         goto fail;
     train->layout_ready = true;
     if (open_device(train, err) ||
@@ -269,6 +309,7 @@ void slide_train_close(struct slide_train *train)
     if (train->failed)
         slide_device_abandon(train->device);
     slide_reduce_close(train->reduce);
+    slide_updates_close(train->updates);
     slide_pipe_close(train->pipe);
     slide_pool_free(train->pool);
     slide_pins_close(train);
@@ -433,12 +474,44 @@ static int meet_after(struct slide_train *train, double loss,
     return 0;
 }
 
+/* The numbers of this step's updates, for whoever applies them. */
+static void begin_updates(struct slide_train *train, double lr)
+{
+    const struct slide_train_spec *spec = &train->spec;
+    struct slide_adamw_hyper hyper = {
+        lr, spec->beta1, spec->beta2, spec->epsilon, spec->weight_decay, train->step + 1};
+    struct slide_adamw adam[2];
+    for (int decay = 0; decay < 2; decay++)
+        adam[decay] = slide_adamw_prepare(&hyper, decay);
+    if (train->updates)
+        slide_updates_begin(train->updates, adam);
+    else
+        memcpy(train->adam, adam, sizeof adam);
+}
+
+/* What becomes of a step whose gradients are all there. As torch.nn.utils.clip_grad_norm_: the
+ * factor is max_grad_norm / (norm + 1e-6), at most 1. */
+static int end_updates(struct slide_train *train, struct slide_step_out *out, struct slide_err *err)
+{
+    const struct slide_train_spec *spec = &train->spec;
+    if (gated(spec) && out->nonfinite) {
+        slide_updates_drop(train->updates);
+        out->skipped = true;
+        return 0;
+    }
+    double scale = spec->max_grad_norm > 0 ? spec->max_grad_norm / (out->grad_norm + 1e-6) : 1;
+    if (train->updates)
+        slide_updates_release(train->updates, (float)fmin(scale, 1));
+    train->step++;
+    return spec->defer ? 0 : slide_train_wait(train, err);
+}
+
 int slide_train_step(struct slide_train *train, const struct slide_batch *batch, int count,
                      double lr, struct slide_step_out *out, struct slide_err *err)
 {
     struct slide_pipe_batch *micro = NULL;
     uint64_t targets, tokens;
-    double start = slide_time();
+    double start = slide_time(), waited = train->host.waited;
     *out = (struct slide_step_out){.nonfinite_unit = -1, .step = train->step};
     if (!(lr >= 0) || lr > FLT_MAX)
         return slide_err_set(err, SLIDE_EINVAL, "learning rate %g", lr);
@@ -452,14 +525,7 @@ int slide_train_step(struct slide_train *train, const struct slide_batch *batch,
         slide_mem_free(micro);
         return 0;
     }
-    struct slide_adamw_hyper hyper = {lr,
-                                      train->spec.beta1,
-                                      train->spec.beta2,
-                                      train->spec.epsilon,
-                                      train->spec.weight_decay,
-                                      train->step + 1};
-    for (int decay = 0; decay < 2; decay++)
-        train->adam[decay] = slide_adamw_prepare(&hyper, decay);
+    begin_updates(train, lr);
     struct slide_pass pass = {.kind = SLIDE_PASS_TRAIN,
                               .batch = micro,
                               .count = count,
@@ -471,16 +537,32 @@ int slide_train_step(struct slide_train *train, const struct slide_batch *batch,
     double computed = slide_time();
     if (slide_reduce_flush(train->reduce, &totals, err))
         goto fail;
-    out->exposed = slide_time() - computed;
-    if (meet_after(train, pass.loss, &totals, out, err))
+    double reduced_at = slide_time();
+    if (meet_after(train, pass.loss, &totals, out, err) || end_updates(train, out, err))
         goto fail;
-    out->step = ++train->step;
+    out->step = train->step;
+    out->exposed = reduced_at - computed + train->host.waited - waited;
     out->seconds = slide_time() - start;
     slide_mem_free(micro);
     return 0;
 fail:
     slide_mem_free(micro);
     return slide_train_fail(train, true, err);
+}
+
+int slide_train_wait(struct slide_train *train, struct slide_err *err)
+{
+    for (int unit = 0; unit < train->layout.units; unit++)
+        if (slide_host_wait_updates(&train->host, unit, (uint32_t)train->step, err))
+            return -1;
+    return 0;
+}
+
+int slide_train_flush(struct slide_train *train, struct slide_err *err)
+{
+    if (check_ready(train, err))
+        return -1;
+    return slide_train_wait(train, err) ? slide_train_fail(train, true, err) : 0;
 }
 
 static int run_forward(struct slide_train *train, struct slide_pass *pass,

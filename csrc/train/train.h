@@ -11,9 +11,10 @@
  *
  * After a call that failed in the middle of a step the object answers SLIDE_ESTATE: masters of
  * different steps would be mixed. A call that fails on its arguments changes nothing.
- * Threads: one caller at a time; slide_train_abort from any thread. Blocks: open, load, store,
- * step, evaluate, logits, gather, tensor: until the work is done on all ranks concerned; they
- * answer `poll` about every 50 ms. */
+ * Updates may still be under way when a step returns: whatever reads the state waits for what it
+ * needs. Threads: one caller at a time; slide_train_abort from any thread. Blocks: open, load,
+ * store, step, flush, evaluate, logits, gather, tensor: until the work is done on all ranks
+ * concerned; they answer `poll` about every 50 ms. */
 #ifndef SLIDE_TRAIN_TRAIN_H
 #define SLIDE_TRAIN_TRAIN_H
 
@@ -54,7 +55,10 @@ struct slide_train_spec {
     int32_t head_rows;                /* rows of logits at a time */
     bool overlap;
     bool keep_gradients;
-    bool debug_nonfinite;       /* name the op that makes the first Inf or NaN; slow */
+    bool defer;           /* updates that backward didn't hide run on under the next forward */
+    bool skip_nonfinite;  /* a step with an Inf or NaN in a gradient changes nothing */
+    double max_grad_norm; /* > 0: gradients are scaled down to this norm, and skip_nonfinite */
+    bool debug_nonfinite; /* name the op that makes the first Inf or NaN; slow */
     enum slide_pinning pinning; /* of the host memory that the device copies from and to */
     double timeout;             /* seconds that a wait for another rank may last */
     double beta1, beta2, epsilon, weight_decay;
@@ -74,6 +78,7 @@ struct slide_train_spec {
                                .chunk_bytes = 4 << 20,                                             \
                                .head_rows = 256,                                                   \
                                .overlap = true,                                                    \
+                               .defer = true,                                                      \
                                .timeout = 1800,                                                    \
                                .beta1 = 0.9,                                                       \
                                .beta2 = 0.999,                                                     \
@@ -98,12 +103,12 @@ struct slide_batch {
 };
 
 struct slide_step_out {
-    double loss, grad_norm;
+    double loss, grad_norm;   /* the norm before clipping */
     uint64_t targets, tokens; /* of all ranks */
-    bool skipped;             /* no target anywhere: nothing was updated */
+    bool skipped;             /* nothing was updated: no target anywhere, or nonfinite */
     uint64_t nonfinite;       /* gradients that were Inf or NaN, all ranks */
     int nonfinite_unit;       /* highest unit concerned (backward's first), -1: none */
-    double seconds, exposed;  /* of the step; from the end of backward to the last update */
+    double seconds, exposed;  /* of the step; of it, waiting for updates */
     uint64_t step;            /* updates done so far */
 };
 
@@ -125,6 +130,8 @@ int slide_train_init(struct slide_train *train, uint64_t seed, double std, struc
 /* One optimizer step over this rank's micro-batches. Collective. `count` may be 0 on some ranks. */
 int slide_train_step(struct slide_train *train, const struct slide_batch *batch, int count,
                      double lr, struct slide_step_out *out, struct slide_err *err);
+/* Until the updates of all steps are done, on all ranks. */
+int slide_train_flush(struct slide_train *train, struct slide_err *err);
 /* Sum of the loss over this rank's valid targets, and their number. Not collective. */
 int slide_train_evaluate(struct slide_train *train, const struct slide_batch *batch, int count,
                          double *loss, uint64_t *targets, struct slide_err *err);

@@ -3,6 +3,7 @@
 #define _GNU_SOURCE 1
 #include "test.h"
 
+#include <float.h>
 #include <errno.h>
 #include <math.h>
 #include <pthread.h>
@@ -596,8 +597,21 @@ static void faults(void)
     CHECK_EQ(slide_fault("save", 0, &err), -1);
     CHECK_ERR(&err, SLIDE_EDEVICE, "stage save");
 
+    bool spoil = true;
+    float value = 0;
+    setenv("SLIDE_FAULT", "chunk:1:inf:2", 1);
+    for (int i = 1; i <= 3; i++) {
+        CHECK_OK(slide_fault_value("chunk", 1, &spoil, &value, &err), &err);
+        CHECK_EQ(spoil, i == 2);
+    }
+    CHECK(value > FLT_MAX);
+    setenv("SLIDE_FAULT", "chunk:0:nan", 1);
+    CHECK_OK(slide_fault_value("chunk", 0, &spoil, &value, &err), &err);
+    CHECK(spoil && value != value);
+
     static const char *const bad[] = {
         "x",
+        "backward:0:inf",
         "forward",
         "forward:0",
         "forward:0:explode",

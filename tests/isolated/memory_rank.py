@@ -1,6 +1,6 @@
-"""A rank of the memory tests. Arguments: checkpoint, folder for reports. Writes JSON: what the
-process holds of the segment (PSS) and of its own, after loading and after a step, what it held at
-most until it had loaded, and the plan."""
+"""A rank of the memory tests. Arguments: checkpoint, folder for reports, training arguments as
+JSON. Writes JSON: what the process holds of the segment (PSS) and of its own, after loading and
+after a step, what it held at most until it had loaded, and the plan."""
 
 import json
 import os
@@ -32,12 +32,13 @@ def resident(which: str) -> int:
 
 
 def main() -> None:
-    checkpoint, folder = sys.argv[1], Path(sys.argv[2])
+    checkpoint, folder, options = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
     args = slidedp.TrainingArguments(
         output_dir=str(folder / "out"),
         device="cpu",
         max_seq_length=32,
         per_device_train_batch_size=1,
+        **options,
     )
     before, at_rest = rollup(), resident("VmRSS")
     with slidedp.Trainer(model=checkpoint, args=args) as trainer:
