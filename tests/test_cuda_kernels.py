@@ -216,6 +216,14 @@ def cast_up(m: Make, n: int, cols: int) -> dict[str, Any]:
     return {"in": x, "out": m.zeros(n * cols), "n": n * cols, "from": "BF16", "to": "F32"}
 
 
+def accumulate(m: Make, n: int, cols: int) -> dict[str, Any]:
+    return {"in": m.act(n, cols), "out": m.f32(n, cols), "n": n * cols, "add": 0}
+
+
+def accumulate_more(m: Make, n: int, cols: int) -> dict[str, Any]:
+    return {**accumulate(m, n, cols), "add": 1}
+
+
 def nonfinite(m: Make, n: int, cols: int) -> dict[str, Any]:
     x = m.act(n, cols)
     if n % 2:  # the last element
@@ -238,6 +246,8 @@ CASES: dict[str, tuple[str, Callable[[Make, int, int], dict[str, Any]]]] = {
     "bias_bwd": ("bias_bwd", bias_bwd),
     "ce": ("ce", ce),
     "cast_down": ("cast", cast_down),
+    "accumulate": ("accumulate", accumulate),
+    "accumulate_more": ("accumulate", accumulate_more),
     "nonfinite": ("nonfinite", nonfinite),
     "cast_up": ("cast", cast_up),
 }

@@ -315,6 +315,17 @@ def test_cast() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["F32", "BF16"])
+def test_accumulate(dtype: str) -> None:
+    terms = [act(rng(13 + k).standard_normal(1009), dtype) for k in range(3)]
+    out = np.full(1009, np.nan, np.float32)
+    for k, term in enumerate(terms):
+        args = {"in": term, "out": out, "n": 1009, "add": int(k > 0)}
+        _slidedp.kernel("accumulate", dtype, args, threads=2)
+    wide = [term if dtype == "F32" else widen(term) for term in terms]
+    np.testing.assert_array_equal(out, (wide[0] + wide[1]) + wide[2])
+
+
+@pytest.mark.parametrize("dtype", ["F32", "BF16"])
 @pytest.mark.parametrize("seq", [1, 67])
 def test_attention(dtype: str, seq: int) -> None:
     rows, heads, kv_heads, size, scale = 2, 4, 2, 6, 0.4

@@ -30,6 +30,8 @@ struct slide_cpu_loops {
                       int64_t to);
     void (*ce)(enum slide_dtype act, const struct slide_ce_args *, int64_t from, int64_t to);
     void (*cast)(const struct slide_cast_args *, int64_t from, int64_t to);
+    void (*accumulate)(enum slide_dtype act, const struct slide_accumulate_args *, int64_t from,
+                       int64_t to);
     /* out[i] = (or +=) in[i], FP32. */
     void (*add)(float *out, const float *in, int64_t n);
     /* Matrices between act and FP32: rows x cols, strides in elements. */

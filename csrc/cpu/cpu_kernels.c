@@ -67,6 +67,7 @@ PIECE(swiglu_fwd)
 PIECE(swiglu_bwd)
 PIECE(embed_bwd)
 PIECE(ce)
+PIECE(accumulate)
 
 #define RUN(name, count, size)                                                                     \
     static int run_##name(struct slide_lane *lane, const void *args, struct slide_err *err)        \
@@ -83,6 +84,7 @@ RUN(swiglu_fwd, n, ROWS)
 RUN(swiglu_bwd, n, ROWS)
 RUN(embed_bwd, cols, COLUMNS)
 RUN(ce, n, 1)
+RUN(accumulate, n, ELEMENTS)
 
 static void cast_piece(void *ctx, int64_t i, int worker)
 {

@@ -236,6 +236,22 @@ static void cast(const struct slide_cast_args *a, int64_t from, int64_t to)
     }
 }
 
+INLINE void accumulate_body(enum slide_dtype act, const struct slide_accumulate_args *a,
+                            int64_t from, int64_t to)
+{
+    for (int64_t i = from; i < to; i += LANES) {
+        int64_t n = to - i;
+        v16 x = load(a->in, i, n, act);
+        store(a->out, i, n, a->add ? load(a->out, i, n, SLIDE_F32) + x : x, SLIDE_F32);
+    }
+}
+
+static void accumulate(enum slide_dtype act, const struct slide_accumulate_args *a, int64_t from,
+                       int64_t to)
+{
+    BOTH(accumulate_body, a, from, to);
+}
+
 static void add(float *out, const float *in, int64_t n)
 {
     FOR16(i, n)
@@ -381,6 +397,7 @@ const struct slide_cpu_loops JOIN(slide_cpu_loops_, SLIDE_ISA_SUFFIX) = {
     .bias_bwd = bias_bwd,
     .embed_bwd = embed_bwd,
     .ce = ce,
+    .accumulate = accumulate,
     .cast = cast,
     .add = add,
     .widen = widen,

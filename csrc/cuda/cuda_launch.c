@@ -110,6 +110,12 @@ static int launch_cast(const struct launch *l, const struct slide_cast_args *a)
                  blocks < most ? blocks : most, 1, 256, a);
 }
 
+static int launch_accumulate(const struct launch *l, const struct slide_accumulate_args *a)
+{
+    int64_t blocks = over(a->n, 256 * 8), most = 1 << 20;
+    return start(l, BY_ACT(l, accumulate), blocks < most ? blocks : most, 1, 256, a);
+}
+
 static int launch_ce(const struct launch *l, const struct slide_ce_args *a)
 {
     return start(l, BY_ACT(l, ce), a->n, 1, 1024, a);

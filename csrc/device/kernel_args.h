@@ -124,6 +124,14 @@ struct slide_cast_args {
     enum slide_dtype from, to;
 };
 
+/* out = in, or out += in where `add`, in FP32. */
+struct slide_accumulate_args {
+    const void *in; /* act [n] */
+    float *out;     /* [n] */
+    int64_t n;
+    int32_t add;
+};
+
 /* Sets *found to 1 where one of n numbers is Inf or NaN; else leaves it. */
 struct slide_nonfinite_args {
     const void *x; /* act [n] */

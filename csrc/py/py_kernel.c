@@ -142,6 +142,10 @@ static const struct slide_py_field ce_fields[] = {ARRAY(T, z, ACT, OUT),
 static const struct slide_py_field cast_fields[] = {ARRAY(T, in, FROM, IN), ARRAY(T, out, TO, OUT),
                                                     LENGTH(T, n), DTYPE(T, from), DTYPE(T, to)};
 #undef T
+#define T struct slide_accumulate_args
+static const struct slide_py_field accumulate_fields[] = {
+    ARRAY(T, in, ACT, IN), ARRAY(T, out, F32, OUT), LENGTH(T, n), INT(T, add, 0, 1)};
+#undef T
 #define T struct slide_nonfinite_args
 static const struct slide_py_field nonfinite_fields[] = {ARRAY(T, x, ACT, IN),
                                                          ARRAY(T, found, I32, OUT), LENGTH(T, n)};
@@ -354,6 +358,13 @@ static int check_ce(struct call *c)
 static int check_cast(struct call *c)
 {
     const struct slide_cast_args *a = &c->args.cast;
+    const double n = (double)a->n;
+    return need(c, "in", n) || need(c, "out", n) ? -1 : 0;
+}
+
+static int check_accumulate(struct call *c)
+{
+    const struct slide_accumulate_args *a = &c->args.accumulate;
     const double n = (double)a->n;
     return need(c, "in", n) || need(c, "out", n) ? -1 : 0;
 }
