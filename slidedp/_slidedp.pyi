@@ -25,6 +25,8 @@ class Spec(TypedDict, total=False):
     device_index: int  # 0
     bf16: bool  # True: hi/lo masters and BF16 compute; False: FP32 throughout
     gradient_dtype: str  # "float32" | "bfloat16": on the way to the host
+    delivery: str  # "auto" | "full" | "shard": of weights
+    reduction: str  # "auto" | "cpu" | "gpu": of gradients
     threads: int  # 0: CPUs of this process / local ranks
     blas: str  # "" searches
     nvidia: str  # the folder of pip's nvidia packages; "" searches

@@ -78,6 +78,11 @@ class TrainingArguments:
     device: str = "auto"  # "cpu" | "cuda" | "auto": a GPU where there is one
     bf16: bool = True  # BF16 weights with exact FP32 masters; False: FP32 throughout
     gradient_dtype: str = "auto"  # on the way to the host: "bfloat16" | "float32"
+    # How weights reach the devices, "full": each rank copies whole units from host memory, or
+    # "shard": its slice of them, and takes the others' from their devices; and where gradients are
+    # summed, "cpu" or "gpu": by the devices. The same bits. "auto": full and cpu.
+    weight_delivery: str = "auto"
+    gradient_reduction: str = "auto"
     # Of blocks, one for all or a list of one each: "recompute" the inside in backward, "selective":
     # keep what matrix products made, "keep" all, "offload": recompute, and inputs in host memory.
     activations: str | Sequence[str] = "recompute"
@@ -110,7 +115,7 @@ class TrainingArguments:
     def _check(self) -> None:
         for name in ("output_dir", "lr_scheduler_type", "eval_strategy", "device"):
             self._type(name, str)
-        for name in ("gradient_dtype", "pin_memory"):
+        for name in ("gradient_dtype", "pin_memory", "weight_delivery", "gradient_reduction"):
             self._type(name, str)
         for name in (
             "dataloader_drop_last",
@@ -158,6 +163,8 @@ class TrainingArguments:
         self._choice("eval_strategy", ("no", "steps", "epoch"))
         self._choice("device", ("cpu", "cuda", "auto"))
         self._choice("gradient_dtype", ("auto", "float32", "bfloat16"))
+        self._choice("weight_delivery", ("auto", "full", "shard"))
+        self._choice("gradient_reduction", ("auto", "cpu", "gpu"))
         self._choice("pin_memory", ("auto", "always", "never"))
         self._check_activations()
         if self.gradient_dtype == "bfloat16" and not self.bf16:

@@ -130,6 +130,8 @@ class Trainer:
             "device_index": index,
             "bf16": args.bf16,
             "gradient_dtype": gradient,
+            "delivery": args.weight_delivery,
+            "reduction": args.gradient_reduction,
             "threads": args.threads,
             "blas": blas_path(),
             "nvidia": nvidia_path(),

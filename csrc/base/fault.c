@@ -42,8 +42,9 @@ static int number(const char *text, long low, long *value)
 
 static int parse(const char *text, struct spec *spec, struct slide_err *err)
 {
-    static const char *const stages[] = {"load",  "fetch",  "forward", "backward", "copyout",
-                                         "chunk", "reduce", "update",  "save"};
+    static const char *const stages[] = {"load",    "fetch",  "forward", "backward",
+                                         "copyout", "chunk",  "reduce",  "update",
+                                         "save",    "gather", "offer"};
     static const char *const actions[ACTIONS] = {[KILL] = "kill",
                                                  [STOP] = "stop",
                                                  [ERROR] = "error",

@@ -1,10 +1,10 @@
 /* Test hooks: faults and sleeps on demand, from the environment, so that the very library that is
  * installed can be tested. SLIDE_FAULT = STAGE:RANK:ACTION[:N] acts when rank RANK passes STAGE
- * for the N-th time (default 1). Stages (and "lane", for sleeps
- * alone): load, fetch, forward, backward, copyout, chunk, reduce, update,
- * save. Actions: kill (SIGKILL itself), stop (SIGSTOP itself), error (SLIDE_EDEVICE); at chunk,
- * a piece of gradient that has reached the host, also inf and nan, which spoil its first element.
- * SLIDE_JITTER = seed: every passing of a stage sleeps a pseudo-random 0-2 ms first.
+ * for the N-th time (default 1). Stages (and "lane", for sleeps alone): load, fetch, forward,
+ * backward, copyout, chunk, reduce, update, save; gather (sharded delivery) and offer (reduction
+ * on the devices). Actions: kill (SIGKILL itself), stop (SIGSTOP itself), error (SLIDE_EDEVICE); at
+ * chunk, a piece of gradient that has reached the host, also inf and nan, which spoil its first
+ * element. SLIDE_JITTER = seed: every passing of a stage sleeps a pseudo-random 0-2 ms first.
  * Threads: any. Blocks: for the sleep. */
 #ifndef SLIDE_BASE_FAULT_H
 #define SLIDE_BASE_FAULT_H

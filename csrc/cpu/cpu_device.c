@@ -7,7 +7,8 @@
  * After an error on a lane, or when the device is abandoned, commands are dropped but for events'
  * records: whoever waits goes on, gets the error with the event, and its lane drops the rest too.
  * Kernels share the device's pool and scratch memory, so they run on one lane, the compute lane;
- * copies and zeroing run on any, with the pool on the compute lane and without on the others. */
+ * copies, zeroing and `accumulate`, which needs no scratch memory, run on any, with the pool on the
+ * compute lane and without on the others. */
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -387,6 +388,8 @@ static int launch(struct slide_lane *lane, enum slide_kernel kernel, enum slide_
     if (!run || bytes > sizeof l.args)
         return slide_err_set(err, SLIDE_ESTATE, "kernel %d on the CPU", (int)kernel);
     memcpy(l.args, args, bytes);
+    if (kernel == SLIDE_KERNEL_accumulate)
+        return slide_cpu_enqueue(lane, false, run, &l, sizeof l, err);
     return compute(lane, run, &l, sizeof l, err);
 }
 
@@ -450,6 +453,7 @@ static int info(struct slide_device *device, struct slide_device_info *out, stru
 
 const struct slide_backend slide_cpu_backend = {
     .name = "cpu",
+    .host_memory = true,
     .available = available,
     .count = count,
     .open = device_open,

@@ -46,7 +46,12 @@ static int run(struct slide_lane *lane, const struct slide_cpu_launch *l, int64_
                void (*piece)(void *, int64_t, int))
 {
     struct work w = {slide_cpu_loops_get(lane->device->isa), l->act, l->args, n, size};
-    slide_pool_for(lane->device->pool, (n + size - 1) / size, piece, &w);
+    int64_t pieces = (n + size - 1) / size;
+    if (lane == lane->device->compute)
+        slide_pool_for(lane->device->pool, pieces, piece, &w);
+    else
+        for (int64_t i = 0; i < pieces; i++)
+            piece(&w, i, 0);
     return 0;
 }
 

@@ -9,6 +9,7 @@
 #define SLIDE_DEVICE_DEVICE_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -49,6 +50,7 @@ struct slide_event;
 
 struct slide_backend {
     const char *name;
+    bool host_memory; /* device memory is host memory: any may be used */
     /* 0 when the backend can run here; else -1 and `err` says what is missing and why. */
     int (*available)(struct slide_err *err);
     int (*count)(void);

@@ -18,7 +18,7 @@
 struct arena {
     unsigned char *base; /* NULL in the first walk */
     size_t used;
-    struct slide_memory *memory;
+    struct slide_memory *memory; /* books; NULL: nothing is booked */
 };
 
 /* Takes bytes and books them under `name`. */
@@ -28,7 +28,7 @@ static void *take(struct arena *arena, const char *name, size_t bytes)
     size_t padded = (bytes + ALIGN - 1) / ALIGN * ALIGN;
     void *at = arena->base ? arena->base + arena->used : NULL;
     arena->used += padded;
-    if (arena->base)
+    if (arena->base || !memory)
         return at; /* booked in the first walk */
     int i = 0;
     while (i < memory->areas && strcmp(memory->area[i].name, name))
@@ -127,7 +127,8 @@ static size_t plan_gradients(struct slide_memory *memory, struct life *life)
 
 /* ---- the walk ---- */
 
-static size_t place_weights(struct slide_memory *memory, struct arena *arena)
+/* Slots have the same places on all ranks: nothing of a rank's batches shows in them. */
+static void place_slots(struct slide_memory *memory, struct arena *arena)
 {
     const struct slide_layout *layout = memory->o.layout;
     size_t size = slide_dtype_size(slide_layout_weight_type(layout));
@@ -142,19 +143,33 @@ static size_t place_weights(struct slide_memory *memory, struct arena *arena)
                          : i == memory->o.slots ? edge
                          : tied                 ? head
                                                 : 0;
-        memory->weights[i] = take(arena, "weight slots", count * size);
+        void *at = take(arena, "weight slots", count * size);
+        if (memory->weights)
+            memory->weights[i] = at;
     }
     for (int i = 0; i < memory->o.grads + 2; i++) {
         uint64_t count = i < memory->o.grads    ? block
                          : i == memory->o.grads ? edge
                          : tied                 ? head
                                                 : 0;
-        memory->grad_count[i] = count;
-        memory->grad[i] = take(arena, "gradient slots", count * 4);
-        memory->wire[i] = memory->o.wire == SLIDE_F32 ? memory->grad[i]
-                                                      : take(arena, "gradient slots", count * 2);
+        void *grad = take(arena, "gradient slots", count * 4), *wire = grad;
+        if (memory->o.wire != SLIDE_F32)
+            wire = take(arena, "gradient slots", count * 2);
+        if (memory->weights) {
+            memory->grad_count[i] = count;
+            memory->grad[i] = grad;
+            memory->wire[i] = wire;
+        }
     }
-    return size;
+    memory->sums = memory->o.sums_bytes ? take(arena, "gradient sums", memory->o.sums_bytes) : NULL;
+}
+
+size_t slide_memory_slots_bytes(const struct slide_memory_options *options)
+{
+    struct slide_memory memory = {.o = *options};
+    struct arena arena = {0};
+    place_slots(&memory, &arena);
+    return arena.used;
 }
 
 static void place_micro(struct slide_memory *memory, struct arena *arena, int m, size_t act)
@@ -230,7 +245,7 @@ static void place(struct slide_memory *memory, struct arena *arena)
     const struct slide_model *model = layout->model;
     const struct slide_config *config = &model->config;
     size_t n = (size_t)memory->o.tokens, rows = (size_t)memory->o.head_rows;
-    size_t act = place_weights(memory, arena);
+    size_t act = slide_dtype_size(slide_layout_weight_type(layout));
     for (int m = 0; m < memory->o.micro_batches; m++)
         place_micro(memory, arena, m, act);
     place_values(memory, arena, act);
@@ -352,7 +367,7 @@ static int check_budget(const struct slide_memory *memory, struct slide_err *err
         return -1;
     bool own = memory->o.budget != 0;
     uint64_t limit = own ? memory->o.budget : info.free_bytes;
-    if (memory->bytes <= limit)
+    if (memory->bytes - (memory->o.slots_counted && !own ? memory->slots_bytes : 0) <= limit)
         return 0;
     char list[600] = "";
     for (int i = 0; i < memory->areas; i++) {
@@ -396,14 +411,21 @@ int slide_memory_init(struct slide_memory *memory, const struct slide_memory_opt
     if (plan_saved(memory, err))
         goto fail;
     ask_workspace(memory);
-    struct arena plan = {.memory = memory};
+    struct arena slots = {.memory = memory}, plan = {.memory = memory};
+    place_slots(memory, &slots);
     place(memory, &plan);
-    memory->bytes = plan.used;
+    memory->slots_bytes = slots.used;
+    memory->bytes = slots.used + plan.used;
     if (check_budget(memory, err))
         goto fail;
-    memory->base = slide_device_alloc(options->device, memory->bytes, err);
+    memory->slots_base = options->slots_at ? options->slots_at
+                                           : slide_device_alloc(options->device, slots.used, err);
+    memory->slots_own = !options->slots_at;
+    memory->base = memory->slots_base ? slide_device_alloc(options->device, plan.used, err) : NULL;
     if (!memory->base)
         goto fail;
+    struct arena real_slots = {.memory = memory, .base = memory->slots_base};
+    place_slots(memory, &real_slots);
     struct arena real = {.memory = memory, .base = memory->base};
     place(memory, &real);
     if (take_saved(memory, err))
@@ -445,6 +467,8 @@ void slide_memory_fini(struct slide_memory *memory)
     slide_mem_free(memory->host_base);
     if (memory->base)
         slide_device_free(memory->o.device, memory->base);
+    if (memory->slots_own && memory->slots_base)
+        slide_device_free(memory->o.device, memory->slots_base);
     for (int m = 0; memory->micro && m < memory->o.micro_batches; m++) {
         slide_mem_free(memory->micro[m].boundary);
         slide_mem_free(memory->micro[m].saved);

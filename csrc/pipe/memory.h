@@ -24,6 +24,11 @@ struct slide_memory_options {
     const uint8_t *activations; /* [units] enum slide_activations; borrowed */
     bool debug;                 /* every value is looked through for Inf and NaN */
     uint64_t budget;            /* bytes of the device that may be taken, 0: what is free */
+    size_t sums_bytes;          /* of the route's sums on the device, beside the slots */
+    /* Memory for the slots, slide_memory_slots_bytes() of it, that outlives this plan; NULL: from
+     * the device. */
+    void *slots_at;
+    bool slots_counted; /* it is of the device, and was taken before */
 };
 
 /* What a micro-batch owns. Arrays of [tokens] unless said otherwise. */
@@ -51,7 +56,11 @@ struct slide_values {
 struct slide_memory {
     struct slide_memory_options o;
     void *base;
-    size_t bytes;
+    size_t bytes;              /* with the slots */
+    unsigned char *slots_base; /* weights, gradients, sums: what other ranks may read */
+    size_t slots_bytes;
+    bool slots_own;
+    float *sums;
     struct {
         const char *name;
         size_t bytes;
@@ -81,6 +90,8 @@ struct slide_memory {
     bool saved_pinned;
 };
 
+/* Bytes of all slots and the route's sums; the same on all ranks. */
+size_t slide_memory_slots_bytes(const struct slide_memory_options *options);
 int slide_memory_init(struct slide_memory *memory, const struct slide_memory_options *options,
                       struct slide_err *err);
 void slide_memory_fini(struct slide_memory *memory);

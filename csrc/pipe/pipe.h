@@ -13,7 +13,6 @@ struct slide_pipe;
 struct slide_pipe_options {
     struct slide_host *host;
     struct slide_device *device;
-    struct slide_reduce *reduce;
     enum slide_dtype wire;
     int slots;
     const uint8_t *activations; /* [units] enum slide_activations; borrowed */
@@ -23,6 +22,8 @@ struct slide_pipe_options {
     int micro_batches;
     int64_t tokens;
     int32_t seq;
+    size_t sums_bytes; /* device memory for the route's sums */
+    void *slots_at;    /* memory for the slots; NULL: from the device */
 };
 
 /* One micro-batch as the caller has it, host int32 [rows, seq]; NULL where slide_batch allows it.
@@ -44,13 +45,22 @@ struct slide_pass {
     double loss;      /* out: sum over valid targets */
 };
 
+/* Bytes of the slots and the route's sums: the same on all ranks. */
+size_t slide_pipe_slots_bytes(const struct slide_layout *layout, enum slide_dtype wire, int slots,
+                              size_t sums_bytes);
 int slide_pipe_open(struct slide_pipe **pipe, const struct slide_pipe_options *options,
                     struct slide_err *err);
+/* The routes, before the first pass; shard NULL: full delivery. They may hold places in the slots.
+ */
+void slide_pipe_connect(struct slide_pipe *pipe, struct slide_shard *shard,
+                        struct slide_reduce *reduce);
 void slide_pipe_close(struct slide_pipe *pipe);
 /* Makes room for larger passes: plans and takes the device memory anew. */
 int slide_pipe_reserve(struct slide_pipe *pipe, int micro_batches, int64_t tokens, int32_t seq,
                        struct slide_err *err);
 int slide_pipe_run(struct slide_pipe *pipe, struct slide_pass *pass, struct slide_err *err);
 const struct slide_memory *slide_pipe_memory(const struct slide_pipe *pipe);
+/* Seconds that weights have waited for their updates so far. */
+double slide_pipe_waited(const struct slide_pipe *pipe);
 
 #endif

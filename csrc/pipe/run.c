@@ -2,11 +2,13 @@
  *
  * DESIGN. The driver walks the stage list once and enqueues; lanes and events keep the order that
  * the list's dependencies ask for. It blocks in three places only: for a unit that another rank has
- * not finished updating (slide_deliver_full), for a gradient slot whose last gradient has not been
+ * not finished updating (slide_deliver_full; for the other ranks' slices: slide_shard_wait), for a
+ * gradient slot whose last gradient has not been
  * copied out yet, and at the end for the results. A lane that is full makes it wait as well, where
  * nothing is looked at, so signals and the abort word are also looked at before each micro-batch.
  *
- *   h2d lane       inputs, then weights: waits for slot.free, records slot.ready
+ *   h2d lane       inputs, then weights: waits for slot.free, records slot.ready (with sharded
+ *                  delivery the route's own lanes do that in training passes)
  *   compute lane   waits for slot.ready, runs the unit on every micro-batch, records slot.free and
  *                  grad.ready
  *   reduction      waits for grad.ready, copies out (route/)
@@ -27,6 +29,7 @@
 
 struct slot {
     struct slide_event *ready, *free; /* fetched; used for the last time */
+    uint32_t ticket;                  /* of the last sharded fetch */
 };
 
 struct grad {
@@ -49,10 +52,32 @@ struct slide_pipe {
     struct slot *slot; /* [slots + 2] */
     struct grad *grad; /* [GRADS + 2] */
     struct slide_event *inputs;
-    double looked; /* time of the last check_stop */
+    double looked;             /* time of the last check_stop */
+    struct slide_shard *shard; /* NULL: full delivery */
+    struct slide_reduce *reduce;
+    double waited; /* full delivery: for updates */
 };
 
-static int plan_memory(struct slide_pipe *pipe, struct slide_err *err)
+/* More than there are blocks would stay empty. */
+static int clamp_slots(const struct slide_model *model, int slots)
+{
+    int blocks = model->units - 2 > 1 ? model->units - 2 : 1;
+    return slots < blocks ? slots : blocks;
+}
+
+size_t slide_pipe_slots_bytes(const struct slide_layout *layout, enum slide_dtype wire, int slots,
+                              size_t sums_bytes)
+{
+    struct slide_memory_options o = {.layout = layout,
+                                     .wire = wire,
+                                     .slots = clamp_slots(layout->model, slots),
+                                     .grads = GRADS,
+                                     .sums_bytes = sums_bytes};
+    return slide_memory_slots_bytes(&o);
+}
+
+/* `slots`: what the plan before had taken for its slots, or NULL. */
+static int plan_memory(struct slide_pipe *pipe, void *slots, struct slide_err *err)
 {
     struct slide_memory_options o = {.layout = pipe->layout,
                                      .device = pipe->o.device,
@@ -65,9 +90,15 @@ static int plan_memory(struct slide_pipe *pipe, struct slide_err *err)
                                      .head_rows = pipe->o.head_rows,
                                      .activations = pipe->o.activations,
                                      .debug = pipe->o.debug,
-                                     .budget = pipe->o.budget};
-    if (slide_memory_init(&pipe->memory, &o, err))
+                                     .budget = pipe->o.budget,
+                                     .sums_bytes = pipe->o.sums_bytes,
+                                     .slots_at = slots ? slots : pipe->o.slots_at,
+                                     .slots_counted = slots};
+    if (slide_memory_init(&pipe->memory, &o, err)) {
+        slide_device_free(pipe->o.device, slots);
         return -1;
+    }
+    pipe->memory.slots_own = !pipe->o.slots_at;
     slide_model_rope(pipe->layout->model, (float *)pipe->memory.host_base);
     size_t bytes = (size_t)pipe->layout->model->config.head_dim / 2 * 4;
     /* Padding between tensors must be zero on its way out; no op ever writes it again. */
@@ -109,8 +140,7 @@ int slide_pipe_open(struct slide_pipe **out, const struct slide_pipe_options *op
     pipe->layout = options->host->layout;
     const struct slide_model *model = pipe->layout->model;
     bool tied = model->config.tied;
-    if (pipe->o.slots > model->units - 2)
-        pipe->o.slots = model->units - 2 > 1 ? model->units - 2 : 1;
+    pipe->o.slots = clamp_slots(model, pipe->o.slots);
     int slots = pipe->o.slots + 2;
     pipe->slot = slide_mem_array((uint64_t)slots, sizeof *pipe->slot, err);
     pipe->grad = slide_mem_array(GRADS + 2, sizeof *pipe->grad, err);
@@ -128,7 +158,7 @@ int slide_pipe_open(struct slide_pipe **out, const struct slide_pipe_options *op
     for (int i = 0; i < GRADS + 2; i++)
         if (!(pipe->grad[i].ready = slide_event_new(pipe->o.device, err)))
             goto fail;
-    if (plan_memory(pipe, err) || (pipe->memory.saved_bytes && open_ring(pipe, err)))
+    if (plan_memory(pipe, NULL, err) || (pipe->memory.saved_bytes && open_ring(pipe, err)))
         goto fail;
     struct slide_schedule_options schedule = {.units = model->units,
                                               .slots = pipe->o.slots,
@@ -190,8 +220,23 @@ int slide_pipe_reserve(struct slide_pipe *pipe, int micro_batches, int64_t token
     o->micro_batches = micro_batches > o->micro_batches ? micro_batches : o->micro_batches;
     o->tokens = tokens > o->tokens ? tokens : o->tokens;
     o->seq = seq > o->seq ? seq : o->seq;
+    /* Slots stay: other ranks may know where they are. */
+    void *slots = pipe->memory.slots_own ? pipe->memory.slots_base : NULL;
+    pipe->memory.slots_own = false;
     slide_memory_fini(&pipe->memory);
-    return plan_memory(pipe, err);
+    return plan_memory(pipe, slots, err);
+}
+
+void slide_pipe_connect(struct slide_pipe *pipe, struct slide_shard *shard,
+                        struct slide_reduce *reduce)
+{
+    pipe->shard = shard;
+    pipe->reduce = reduce;
+}
+
+double slide_pipe_waited(const struct slide_pipe *pipe)
+{
+    return pipe->waited + (pipe->shard ? slide_shard_waited(pipe->shard) : 0);
 }
 
 /* ---- inputs ---- */
@@ -284,11 +329,26 @@ static int run_fetch(struct slide_pipe *pipe, const struct slide_stage *stage,
                      const struct slide_pass *pass, struct slide_err *err)
 {
     struct slot *slot = &pipe->slot[stage->slot];
+    void *to = pipe->memory.weights[stage->slot];
+    if (pipe->shard && pass->kind == SLIDE_PASS_TRAIN) {
+        struct slide_shard_slot place = {to, slot->free, slot->ready};
+        return slide_shard_fetch(pipe->shard, stage->unit, pass->updates, &place, &slot->ticket,
+                                 err);
+    }
     if (slide_event_wait(slot->free, pipe->h2d, err) ||
-        slide_deliver_full(pipe->o.host, stage->unit, pass->updates,
-                           pipe->memory.weights[stage->slot], pipe->h2d, err))
+        slide_deliver_full(pipe->o.host, stage->unit, pass->updates, to, pipe->h2d, &pipe->waited,
+                           err))
         return -1;
     return slide_event_record(slot->ready, pipe->h2d, err);
+}
+
+/* The compute lane goes on when the slot's weights are there. */
+static int await_slot(struct slide_pipe *pipe, int index, struct slide_err *err)
+{
+    struct slot *slot = &pipe->slot[index];
+    if (pipe->shard && slide_shard_wait(pipe->shard, slot->ticket, err))
+        return -1;
+    return slide_event_wait(slot->ready, pipe->compute, err);
 }
 
 /* The tail of a unit (norm gains, biases) only ever gets added to; matrices are written by the
@@ -299,7 +359,7 @@ static int clear_grad(struct slide_pipe *pipe, const struct slide_stage *stage,
 {
     const struct slide_unit *unit = &pipe->layout->unit[stage->unit];
     struct grad *grad = &pipe->grad[stage->grad];
-    if (grad->used && slide_reduce_wait(pipe->o.reduce, grad->ticket, err))
+    if (grad->used && slide_reduce_wait(pipe->reduce, grad->ticket, err))
         return -1;
     uint64_t from = unit->kind == SLIDE_UNIT_BLOCK && pass->count ? unit->decay_end : 0;
     return slide_zero(pipe->compute, pipe->memory.grad[stage->grad] + from,
@@ -361,7 +421,7 @@ static int run_forward(struct slide_pipe *pipe, const struct slide_stage *stage,
                        const struct slide_pass *pass, struct slide_err *err)
 {
     int place = ring_place(pipe, stage->unit);
-    if (slide_event_wait(pipe->slot[stage->slot].ready, pipe->compute, err) ||
+    if (await_slot(pipe, stage->slot, err) ||
         (place >= 0 && slide_event_wait(pipe->ring[place].saved, pipe->compute, err)) ||
         slide_fault("forward", pipe->o.host->rank, err))
         return -1;
@@ -391,8 +451,7 @@ static int run_head(struct slide_pipe *pipe, const struct slide_stage *stage,
                               .table_grad = train ? pipe->memory.grad[grad] + offset : NULL,
                               .scale = pass->scale,
                               .logits = pass->logits};
-    if (slide_event_wait(pipe->slot[stage->slot].ready, pipe->compute, err) ||
-        slide_event_wait(pipe->slot[slot].ready, pipe->compute, err))
+    if (await_slot(pipe, stage->slot, err) || await_slot(pipe, slot, err))
         return -1;
     if (train) {
         struct slide_stage table = {.unit = 0, .grad = grad};
@@ -415,7 +474,7 @@ static int run_backward(struct slide_pipe *pipe, const struct slide_stage *stage
     const struct slide_model *model = pipe->layout->model;
     bool block = stage->unit > 0;
     int place = block ? ring_place(pipe, stage->unit - 1) : -1;
-    if ((block && slide_event_wait(pipe->slot[stage->slot].ready, pipe->compute, err)) ||
+    if ((block && await_slot(pipe, stage->slot, err)) ||
         (place >= 0 && slide_event_wait(pipe->ring[place].restored, pipe->compute, err)))
         return -1;
     /* A tied embedding's slot has the head's contribution in it already. */
@@ -447,8 +506,8 @@ static int run_grad_out(struct slide_pipe *pipe, const struct slide_stage *stage
             return -1;
     }
     if (slide_event_record(grad->ready, pipe->compute, err) ||
-        slide_reduce_submit(pipe->o.reduce, stage->unit, pipe->memory.wire[stage->grad],
-                            grad->ready, &grad->ticket, err))
+        slide_reduce_submit(pipe->reduce, stage->unit, pipe->memory.wire[stage->grad], grad->ready,
+                            &grad->ticket, err))
         return -1;
     grad->used = true;
     return 0;
@@ -480,10 +539,13 @@ static int wait_stage(struct slide_pipe *pipe, const struct slide_stage *stage,
                       struct slide_err *err)
 {
     const struct slide_waiter *local = &pipe->o.host->local;
+    if (pipe->shard && stage->kind == SLIDE_STAGE_FETCH &&
+        slide_shard_wait(pipe->shard, pipe->slot[stage->slot].ticket, err))
+        return -1;
     if (slide_lane_sync(pipe->h2d, local, err) || slide_lane_sync(pipe->compute, local, err) ||
         (pipe->save && slide_lane_sync(pipe->save, local, err)))
         return -1;
-    return stage->kind == SLIDE_STAGE_GRAD_OUT ? slide_reduce_drain(pipe->o.reduce, err) : 0;
+    return stage->kind == SLIDE_STAGE_GRAD_OUT ? slide_reduce_drain(pipe->reduce, err) : 0;
 }
 
 static int finish_loss(struct slide_pipe *pipe, struct slide_pass *pass, struct slide_err *err)

@@ -11,6 +11,8 @@
 /* In the order of enum slide_dtype. */
 static const char *const file_dtypes[] = {"F32", "BF16", "F16", NULL};
 static const char *const gradient_dtypes[] = {"float32", "bfloat16", NULL};
+static const char *const deliveries[] = {"auto", "full", "shard", NULL};
+static const char *const reductions[] = {"auto", "cpu", "gpu", NULL};
 static const char *const pinnings[] = {"auto", "always", "never", NULL};
 static const char *const activations[] = {"recompute", "selective", "keep", "offload", NULL};
 static const char *const ropes[] = {"default", "linear", "llama3", NULL};
@@ -72,6 +74,14 @@ static const struct slide_py_field spec_fields[] = {
      .kind = SLIDE_PY_CHOICE,
      .offset = offsetof(struct slide_train_spec, gradient_dtype),
      .choices = gradient_dtypes},
+    {.key = "delivery",
+     .kind = SLIDE_PY_CHOICE,
+     .offset = offsetof(struct slide_train_spec, delivery),
+     .choices = deliveries},
+    {.key = "reduction",
+     .kind = SLIDE_PY_CHOICE,
+     .offset = offsetof(struct slide_train_spec, reduction),
+     .choices = reductions},
     SPEC(threads, SLIDE_PY_INT, 0, SLIDE_PY_THREADS_MAX),
     SPEC(blas, SLIDE_PY_PATH, 0, 0),
     SPEC(nvidia, SLIDE_PY_PATH, 0, 0),

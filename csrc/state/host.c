@@ -22,6 +22,11 @@ unsigned char *slide_host_staging(const struct slide_host *host, int rank)
     return host->shm.base + host->layout->staging + host->layout->staging_bytes * (size_t)rank;
 }
 
+unsigned char *slide_host_slots(const struct slide_host *host, int rank)
+{
+    return host->shm.base + host->layout->slots + host->layout->slots_bytes * (size_t)rank;
+}
+
 /* A peer that has closed will never answer: a wait for it ends instead of lasting the timeout. The
  * condition was looked at before, and is looked at once more by the wait after poll returned 0. */
 static int left_check(struct slide_host *host, struct slide_err *err)
@@ -64,11 +69,11 @@ static int populate(struct slide_host *host, struct slide_err *err)
                 return -1;
         }
     }
-    if (!layout->staging_bytes)
-        return 0;
-    return slide_shm_populate(&host->shm,
-                              layout->staging + layout->staging_bytes * (size_t)host->rank,
-                              layout->staging_bytes, err);
+    size_t rank = (size_t)host->rank, size = layout->staging_bytes;
+    if (size && slide_shm_populate(&host->shm, layout->staging + size * rank, size, err))
+        return -1;
+    size = layout->slots_bytes;
+    return size ? slide_shm_populate(&host->shm, layout->slots + size * rank, size, err) : 0;
 }
 
 int slide_host_open(struct slide_host *host, const struct slide_layout *layout, int rank,
@@ -205,14 +210,11 @@ int slide_host_gather(struct slide_host *host, const char *kind, const double *v
 }
 
 int slide_host_wait_updates(struct slide_host *host, int unit, uint32_t updates,
-                            struct slide_err *err)
+                            const struct slide_waiter *waiter, struct slide_err *err)
 {
     char what[64];
     snprintf(what, sizeof what, "the update of unit %d", unit);
-    double start = slide_time();
     /* Each owner counts once an update; the product may wrap, as the counter does. */
-    int failed = slide_wait_reach(&host->header->applied[unit], updates * (uint32_t)host->world,
-                                  &host->peers, what, err);
-    host->waited += slide_time() - start;
-    return failed;
+    return slide_wait_reach(&host->header->applied[unit], updates * (uint32_t)host->world, waiter,
+                            what, err);
 }

@@ -25,7 +25,10 @@ struct slide_rank_page {
     slide_word beat;      /* counts up every 100 ms */
     slide_word left;      /* 1: has closed in good order */
     slide_word published; /* gradient chunks copied out so far, modulo 2^32 */
-    slide_word gathered;  /* rounds of slide_host_gather */
+    /* Units so far, modulo 2^32: this rank's slice of the weights lies in its slot; it has taken
+     * the others' slices; its gradient lies in its slot; it has read the others' gradients. */
+    slide_word filled, pulled, offered, taken;
+    slide_word gathered; /* rounds of slide_host_gather */
     double value[2][SLIDE_GATHER_MAX];
     char kind[2][SLIDE_GATHER_KIND];
     int32_t code, culprit; /* the first error that this rank met */
@@ -51,7 +54,6 @@ struct slide_host {
     int rank, world;
     uint32_t round; /* of gather */
     double timeout;
-    double waited; /* the driver's seconds in slide_host_wait_updates */
     struct slide_watch *watch;
     int (*poll)(void *arg, struct slide_err *err); /* the driver's: signals */
     void *poll_arg;
@@ -76,6 +78,8 @@ static inline void *slide_host_at(const struct slide_host *host, size_t offset)
 
 /* This rank's ring of staging places; and another's. */
 unsigned char *slide_host_staging(const struct slide_host *host, int rank);
+/* Its slots, where those lie in the segment. */
+unsigned char *slide_host_slots(const struct slide_host *host, int rank);
 
 /* Makes `err` the machine's first error unless there is one, and ends every wait on every rank. */
 void slide_host_post(struct slide_host *host, const struct slide_err *err);
@@ -89,7 +93,7 @@ int slide_host_gather(struct slide_host *host, const char *kind, const double *v
 
 /* Until every owner has finished `updates` updates of the unit. */
 int slide_host_wait_updates(struct slide_host *host, int unit, uint32_t updates,
-                            struct slide_err *err);
+                            const struct slide_waiter *waiter, struct slide_err *err);
 
 /* watch.c: beats, and looks after the other ranks (pidfd, beats). A rank that died, or that has not
  * moved for SLIDE_STALL seconds of this rank's own running time, becomes the first error; the one

@@ -98,7 +98,7 @@ static int lay_unit(struct slide_layout *layout, int u, struct slide_err *err)
 }
 
 int slide_layout_init(struct slide_layout *layout, const struct slide_model *model, int world,
-                      int split, int grad_bytes, size_t staging_bytes, struct slide_err *err)
+                      int split, int grad_bytes, struct slide_err *err)
 {
     *layout = (struct slide_layout){.model = model,
                                     .units = model->units,
@@ -128,15 +128,11 @@ int slide_layout_init(struct slide_layout *layout, const struct slide_model *mod
             at = round_up(at + layout->unit[u].count * size, PLANE_ALIGN);
         }
     }
-    layout->staging = at;
-    layout->staging_bytes = round_up(staging_bytes, PAGE);
-    layout->resident += layout->staging_bytes * (size_t)world;
-    layout->bytes = round_up(at + layout->staging_bytes * (size_t)world, PLANE_ALIGN);
+    layout->staging = layout->slots = layout->bytes = at;
 
     uint64_t hash = 0xcbf29ce484222325ull;
     hash = mix(hash, (uint64_t)world);
     hash = mix(hash, (uint64_t)split * 8 + (uint64_t)grad_bytes);
-    hash = mix(hash, layout->staging_bytes);
     for (int u = 0; u < layout->units; u++) {
         hash = mix(hash, layout->unit[u].count);
         hash = mix(hash, layout->unit[u].decay_end);
@@ -145,6 +141,17 @@ int slide_layout_init(struct slide_layout *layout, const struct slide_model *mod
     }
     layout->hash = hash;
     return 0;
+}
+
+void slide_layout_areas(struct slide_layout *layout, size_t staging_bytes, size_t slots_bytes)
+{
+    size_t world = (size_t)layout->world;
+    layout->staging_bytes = round_up(staging_bytes, PAGE);
+    layout->slots_bytes = round_up(slots_bytes, PAGE);
+    layout->slots = round_up(layout->staging + layout->staging_bytes * world, PLANE_ALIGN);
+    layout->bytes = round_up(layout->slots + layout->slots_bytes * world, PLANE_ALIGN);
+    layout->resident += (layout->staging_bytes + layout->slots_bytes) * world;
+    layout->hash = mix(mix(layout->hash, layout->staging_bytes), layout->slots_bytes);
 }
 
 void slide_layout_fini(struct slide_layout *layout)

@@ -46,14 +46,17 @@ struct slide_layout {
     int split;                     /* 1: hi/lo masters, weights move as BF16; 0: FP32 throughout */
     int grad_bytes;                /* an element of the gradient plane: 4, 2, or 0 without one */
     uint64_t params, count;        /* without and with padding */
-    size_t staging, staging_bytes; /* the routes' area: offset, bytes */
+    size_t staging, staging_bytes; /* the routes' rings, one a rank: offset, bytes of one */
+    size_t slots, slots_bytes;     /* slots that the ranks read of each other: likewise, or 0 */
     size_t bytes;                  /* of the whole segment */
     uint64_t resident;             /* bytes of it that are populated: header, planes, staging */
     uint64_t hash;                 /* of everything above: equal on all ranks */
 };
 
 int slide_layout_init(struct slide_layout *layout, const struct slide_model *model, int world,
-                      int split, int grad_bytes, size_t staging_bytes, struct slide_err *err);
+                      int split, int grad_bytes, struct slide_err *err);
+/* The areas behind the planes, bytes a rank of each; once, before the segment is made. */
+void slide_layout_areas(struct slide_layout *layout, size_t staging_bytes, size_t slots_bytes);
 void slide_layout_fini(struct slide_layout *layout);
 
 /* Elements [first, end) of unit `u` that rank owns. */

@@ -426,7 +426,8 @@ int slide_train_tensor(struct slide_train *train, const char *name, const char *
                           place.count);
         return 0;
     }
-    if (slide_host_wait_updates(&train->host, place.unit, (uint32_t)train->step, err))
+    if (slide_host_wait_updates(&train->host, place.unit, (uint32_t)train->step, &train->host.peers,
+                                err))
         return slide_train_fail(train, true, err);
     if (planes[i].plane == SLIDE_PLANE_HI)
         get_master(train, place.unit, place.offset, out, place.count);

@@ -28,7 +28,7 @@ static int pin_all(struct slide_train *train, struct slide_err *err)
         pin(train, slide_host_staging(&train->host, train->spec.rank), layout->staging_bytes, err))
         return -1;
     static const enum slide_plane planes[] = {SLIDE_PLANE_HI, SLIDE_PLANE_GRAD};
-    for (int i = 0; i < (slide_reduce_direct(layout) ? 2 : 1); i++)
+    for (int i = 0; i < (slide_reduce_direct(layout, train->on_device) ? 2 : 1); i++)
         for (int unit = 0; unit < layout->units;) {
             unit = slide_layout_piece(layout, planes[i], unit, PIECE_MAX, &offset, &bytes);
             if (pin(train, slide_host_at(&train->host, offset), bytes, err))

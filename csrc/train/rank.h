@@ -27,6 +27,9 @@ struct slide_train {
     struct slide_layout layout;
     struct slide_host host;
     struct slide_device *device;
+    bool shard, on_device; /* the routes: delivery, reduction */
+    struct slide_comm comm;
+    struct slide_shard *deliver; /* NULL: full delivery */
     struct slide_reduce *reduce;
     struct slide_pipe *pipe;
     struct slide_updates *updates; /* NULL: each gradient is applied as soon as it is reduced */

@@ -135,6 +135,35 @@ static int check_spec(const struct slide_train_spec *s, struct slide_err *err)
     return 0;
 }
 
+static size_t sums_bytes(const struct slide_train *train)
+{
+    return train->on_device ? slide_reduce_sums(train->spec.chunk_bytes) : 0;
+}
+
+/* With one rank all routes are the same: its device gets the whole unit, and there is nothing to
+ * sum. Left to us, the CPU does what it can: with devices that are host memory nothing is saved by
+ * another way. Lays the areas of the segment. */
+static int choose_routes(struct slide_train *train, struct slide_err *err)
+{
+    const struct slide_train_spec *spec = &train->spec;
+    const struct slide_backend *backend = slide_backend_find(spec->device, err);
+    if (!backend)
+        return -1;
+    train->shard = spec->world > 1 && spec->delivery == SLIDE_DELIVER_SHARD;
+    train->on_device = spec->world > 1 && spec->reduction == SLIDE_REDUCE_GPU;
+    bool shared = train->shard || train->on_device;
+    if (shared && !backend->host_memory)
+        return slide_err_set(err, SLIDE_EINVAL,
+                             "weight_delivery='shard' and gradient_reduction='gpu' with %d ranks "
+                             "work on device='cpu' so far, not on '%s'",
+                             spec->world, backend->name);
+    slide_layout_areas(&train->layout, slide_reduce_staging(spec->chunk_bytes),
+                       shared ? slide_pipe_slots_bytes(&train->layout, spec->gradient_dtype,
+                                                       spec->slots, sums_bytes(train))
+                              : 0);
+    return 0;
+}
+
 /* This rank's part of the CPUs of the process: never from OMP_NUM_THREADS, which torchrun sets. */
 static int thread_budget(const struct slide_train_spec *spec)
 {
@@ -178,6 +207,8 @@ static void plan_fill(struct slide_train *train)
         if (blocks)
             plan_add(train, policy_name[p], blocks, NULL);
     }
+    plan_add(train, "weight delivery", 0, train->shard ? "shard" : "full");
+    plan_add(train, "gradient reduction", 0, train->on_device ? "gpu" : "cpu");
     plan_add(train, "world", train->spec.world, NULL);
     plan_add(train, "vocab", train->model.config.vocab, NULL);
     plan_add(train, "parameters", (double)layout->params, NULL);
@@ -191,6 +222,8 @@ static void plan_fill(struct slide_train *train)
             plan_add(train, plane_name[p], (double)(layout->count * size), NULL);
     }
     plan_add(train, "host staging", (double)layout->staging_bytes * layout->world, NULL);
+    if (layout->slots_bytes)
+        plan_add(train, "host slots", (double)layout->slots_bytes * layout->world, NULL);
     plan_add(train, "host_bytes", (double)layout->resident, NULL);
     plan_add(train, "host pinned", (double)train->pins.bytes, NULL);
     const struct slide_memory *memory = slide_pipe_memory(train->pipe);
@@ -232,36 +265,48 @@ static int open_device(struct slide_train *train, struct slide_err *err)
 static int open_rest(struct slide_train *train, struct slide_err *err)
 {
     const struct slide_train_spec *spec = &train->spec;
+    bool shared = train->shard || train->on_device;
+    if (slide_pins_open(train, err))
+        return -1;
+    train->pool = slide_pool_new(train->threads, NULL, 0, err);
+    if (!train->pool)
+        return -1;
+    if (train->layout.grad_bytes && slide_updates_open(&train->updates, train, gated(spec), err))
+        return -1;
+    struct slide_pipe_options pipe = {
+        .host = &train->host,
+        .device = train->device,
+        .wire = spec->gradient_dtype,
+        .slots = spec->slots,
+        .activations = train->activations,
+        .budget = spec->device_budget,
+        .overlap = spec->overlap,
+        .debug = spec->debug_nonfinite,
+        .head_rows = spec->head_rows,
+        .micro_batches = spec->micro_batches,
+        .tokens = spec->max_tokens,
+        .seq = spec->max_seq,
+        .sums_bytes = sums_bytes(train),
+        .slots_at = shared ? slide_host_slots(&train->host, spec->rank) : NULL};
+    if (slide_pipe_open(&train->pipe, &pipe, err))
+        return -1;
+    if (shared)
+        slide_comm_shm(&train->comm, &train->host);
     struct slide_reduce_options reduce = {.host = &train->host,
                                           .device = train->device,
                                           .wire = spec->gradient_dtype,
                                           .chunk_bytes = spec->chunk_bytes,
+                                          .comm = train->on_device ? &train->comm : NULL,
+                                          .sums = slide_pipe_memory(train->pipe)->sums,
+                                          .pool = train->pool,
                                           .apply = apply,
                                           .done = reduced,
                                           .ctx = train};
-    if (slide_pins_open(train, err))
-        return -1;
-    train->pool = reduce.pool = slide_pool_new(train->threads, NULL, 0, err);
-    if (!train->pool)
-        return -1;
-    if ((train->layout.grad_bytes &&
-         slide_updates_open(&train->updates, train, gated(spec), err)) ||
+    if ((train->shard && slide_shard_open(&train->deliver, train->device, &train->comm, err)) ||
         slide_reduce_open(&train->reduce, &reduce, err))
         return -1;
-    struct slide_pipe_options pipe = {.host = &train->host,
-                                      .device = train->device,
-                                      .reduce = train->reduce,
-                                      .wire = spec->gradient_dtype,
-                                      .slots = spec->slots,
-                                      .activations = train->activations,
-                                      .budget = spec->device_budget,
-                                      .overlap = spec->overlap,
-                                      .debug = spec->debug_nonfinite,
-                                      .head_rows = spec->head_rows,
-                                      .micro_batches = spec->micro_batches,
-                                      .tokens = spec->max_tokens,
-                                      .seq = spec->max_seq};
-    return slide_pipe_open(&train->pipe, &pipe, err);
+    slide_pipe_connect(train->pipe, train->deliver, train->reduce);
+    return 0;
 }
 
 int slide_train_open(struct slide_train **out, const struct slide_train_spec *spec,
@@ -283,9 +328,11 @@ int slide_train_open(struct slide_train **out, const struct slide_train_spec *sp
     if (choose_activations(train, err))
         goto fail;
     if (slide_layout_init(&train->layout, &train->model, spec->world, spec->bf16,
-                          gradient_bytes(spec), slide_reduce_staging(spec->chunk_bytes), err))
+                          gradient_bytes(spec), err))
         goto fail;
     train->layout_ready = true;
+    if (choose_routes(train, err))
+        goto fail;
     if (open_device(train, err) ||
         slide_host_open(&train->host, &train->layout, spec->rank, spec->rendezvous, spec->agreement,
                         spec->timeout, spec->poll, spec->poll_arg, err))
@@ -308,6 +355,7 @@ void slide_train_close(struct slide_train *train)
         return;
     if (train->failed)
         slide_device_abandon(train->device);
+    slide_shard_close(train->deliver);
     slide_reduce_close(train->reduce);
     slide_updates_close(train->updates);
     slide_pipe_close(train->pipe);
@@ -511,7 +559,7 @@ int slide_train_step(struct slide_train *train, const struct slide_batch *batch,
 {
     struct slide_pipe_batch *micro = NULL;
     uint64_t targets, tokens;
-    double start = slide_time(), waited = train->host.waited;
+    double start = slide_time(), waited = slide_pipe_waited(train->pipe);
     *out = (struct slide_step_out){.nonfinite_unit = -1, .step = train->step};
     if (!(lr >= 0) || lr > FLT_MAX)
         return slide_err_set(err, SLIDE_EINVAL, "learning rate %g", lr);
@@ -541,7 +589,7 @@ int slide_train_step(struct slide_train *train, const struct slide_batch *batch,
     if (meet_after(train, pass.loss, &totals, out, err) || end_updates(train, out, err))
         goto fail;
     out->step = train->step;
-    out->exposed = reduced_at - computed + train->host.waited - waited;
+    out->exposed = reduced_at - computed + slide_pipe_waited(train->pipe) - waited;
     out->seconds = slide_time() - start;
     slide_mem_free(micro);
     return 0;
@@ -553,7 +601,8 @@ fail:
 int slide_train_wait(struct slide_train *train, struct slide_err *err)
 {
     for (int unit = 0; unit < train->layout.units; unit++)
-        if (slide_host_wait_updates(&train->host, unit, (uint32_t)train->step, err))
+        if (slide_host_wait_updates(&train->host, unit, (uint32_t)train->step, &train->host.peers,
+                                    err))
             return -1;
     return 0;
 }

@@ -26,6 +26,7 @@
 #include "base/err.h"
 #include "model/model.h"
 #include "optim/adamw.h"
+#include "route/route.h"
 
 struct slide_train;
 
@@ -41,10 +42,12 @@ struct slide_train_spec {
     int device_index;
     bool bf16;                       /* hi/lo masters, BF16 compute; else FP32 throughout */
     enum slide_dtype gradient_dtype; /* on the way to the host: F32 or BF16 */
-    int threads;                     /* 0: CPUs of this process / world */
-    const char *blas;                /* NULL or "": search */
-    const char *nvidia;              /* folder of pip's nvidia packages; likewise */
-    int64_t max_tokens;              /* of a micro-batch, B * T */
+    enum slide_delivery delivery;    /* with one rank all are the same */
+    enum slide_reduction reduction;
+    int threads;        /* 0: CPUs of this process / world */
+    const char *blas;   /* NULL or "": search */
+    const char *nvidia; /* folder of pip's nvidia packages; likewise */
+    int64_t max_tokens; /* of a micro-batch, B * T */
     int32_t max_seq;
     int micro_batches; /* a step */
     enum slide_activations activations;

@@ -285,6 +285,36 @@ static void worlds_clipped(void)
     each_world(0.5);
 }
 
+/* The four pairs of routes on 1 to 4 ranks: the same bits, whether gradients wait, are clipped, or
+ * are applied at once, whatever the chunks, slots and overlap. */
+static void routes(void)
+{
+    static const int shape[][2] = {{1, 2}, {2, 1}, {2, 3}, {3, 2}, {4, 1}};
+    for (int i = 0; i < 20; i++) {
+        int world = shape[i / 4][0], micro = shape[i / 4][1];
+        struct slide_train_spec spec = base_spec(i % 2);
+        spec.chunk_bytes = 4096;
+        spec.max_grad_norm = i % 4 == 2 ? 0.5 : 0;
+        spec.defer = i % 4 != 3;
+        struct result want = run_world(spec, world, micro);
+        for (int pair = 1; pair < 4; pair++) {
+            struct slide_train_spec other = spec;
+            other.delivery = pair & 1 ? SLIDE_DELIVER_SHARD : SLIDE_DELIVER_FULL;
+            other.reduction = pair & 2 ? SLIDE_REDUCE_GPU : SLIDE_REDUCE_CPU;
+            other.chunk_bytes = i % 3 ? 4096 : 9000;
+            other.slots = 2 + i % 2;
+            other.overlap = i % 5 != 0;
+            struct result got = run_world(other, world, micro);
+            char what[80];
+            snprintf(what, sizeof what, "%d ranks, %d micro-batches, route pair %d", world, micro,
+                     pair);
+            check_same(&want, &got, what);
+            free(got.master);
+        }
+        free(want.master);
+    }
+}
+
 static void rank_without_data(void)
 {
     /* The others' zeros change no sum: the same bits as without them. */
@@ -372,4 +402,5 @@ static void bad_arguments(void)
 }
 
 TEST_MAIN(CASE(same_bits_f32), CASE(same_bits_bf16), CASE(worlds), CASE(worlds_clipped),
-          CASE(rank_without_data), CASE(failing_allocations), CASE(wide_heads), CASE(bad_arguments))
+          CASE(routes), CASE(rank_without_data), CASE(failing_allocations), CASE(wide_heads),
+          CASE(bad_arguments))

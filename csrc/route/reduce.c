@@ -1,4 +1,4 @@
-/* Reduction on the CPU.
+/* Reduction, on the CPU or on the devices.
  *
  * DESIGN. A unit's gradient is cut into chunks that never cross an owner's border. All ranks walk
  * the chunks in one order: round robin over the owners, so that all of them work at once. Chunk
@@ -12,9 +12,15 @@
  *     or leaves it in the gradient plane; then consumed[k] goes up. After the last chunk of a unit
  *     it says done().
  *
- * With one rank and a gradient plane (direct) the plane is where chunks are copied to: no places,
- * no sum; the collector only looks at what came (norm, Inf, NaN). The plane is free by then: this
- * step's forward waited for the unit's last update.
+ * On the devices (comm): the reaper of a rank has its device sum the rank's own chunks over all
+ * ranks' gradient slots, in rank order in FP32, and copy the sums out; places and chunk numbers are
+ * the rank's own then. It says `offered` when its gradient lies in its slot, begins when all have,
+ * and says `taken` when it has read all; a slot is free again when all ranks have taken from it.
+ * The sums are the CPU's to the bit.
+ *
+ * With a gradient plane, and one rank or sums from the devices (direct), the plane is where chunks
+ * are copied to: no places, no sum; the collector only looks at what came (norm, Inf, NaN). The
+ * plane is free by then: this step's forward waited for the unit's last update.
  *
  * No cycle of waits: publishing s needs consuming s - PLACES, consuming s needs publishing s.
  * Sums run in rank order over fixed blocks, so nothing but the wire type shows in the result, and
@@ -49,6 +55,11 @@ struct slide_reduce {
     uint64_t chunk; /* elements */
     size_t place_bytes;
     struct slide_lane *lane; /* d2h */
+    struct slide_lane *peer; /* on the devices: sums */
+    struct slide_event *summed[IN_FLIGHT];
+    slide_word own[PLACES]; /* on the devices: in place of header->consumed */
+    slide_word *consumed;
+    enum slide_dtype from; /* of what is copied out */
     struct slide_event *arrived[PLACES];
     void *at[PLACES]; /* where the chunk in each place was copied to */
     bool direct;
@@ -60,6 +71,7 @@ struct slide_reduce {
     pthread_t reaper, collector;
     bool reaper_runs, collector_runs;
     uint64_t reap_seq, collect_seq; /* chunks */
+    uint32_t offered;               /* jobs */
     pthread_mutex_t lock;           /* guards totals */
     struct slide_reduce_totals totals;
 };
@@ -72,9 +84,19 @@ size_t slide_reduce_staging(uint64_t chunk_bytes)
     return (size_t)place * PLACES;
 }
 
-bool slide_reduce_direct(const struct slide_layout *layout)
+static size_t place_bytes(uint64_t chunk_bytes)
 {
-    return layout->world == 1 && layout->grad_bytes;
+    return slide_reduce_staging(chunk_bytes) / PLACES;
+}
+
+size_t slide_reduce_sums(uint64_t chunk_bytes)
+{
+    return place_bytes(chunk_bytes) * IN_FLIGHT;
+}
+
+bool slide_reduce_direct(const struct slide_layout *layout, bool on_device)
+{
+    return (layout->world == 1 || on_device) && layout->grad_bytes;
 }
 
 static unsigned char *plane_at(const struct slide_reduce *r, int unit, uint64_t element)
@@ -87,14 +109,18 @@ static unsigned char *plane_at(const struct slide_reduce *r, int unit, uint64_t 
 /* Walks a unit's chunks in the order that all ranks share. */
 struct walk {
     const struct slide_layout *layout;
-    int unit, owner;
+    int unit, owner, only;        /* only: of this owner; -1: of all */
     uint64_t chunk, first, count; /* of the chunk it stands on */
     uint64_t round;
 };
 
 static void walk_start(struct walk *w, const struct slide_reduce *r, int unit)
 {
-    *w = (struct walk){.layout = r->o.host->layout, .unit = unit, .owner = -1, .chunk = r->chunk};
+    *w = (struct walk){.layout = r->o.host->layout,
+                       .unit = unit,
+                       .owner = -1,
+                       .only = r->o.comm ? r->o.host->rank : -1,
+                       .chunk = r->chunk};
 }
 
 static bool walk_next(struct walk *w)
@@ -108,7 +134,7 @@ static bool walk_next(struct walk *w)
         uint64_t first, end;
         slide_layout_slice(w->layout, w->unit, w->owner, &first, &end);
         uint64_t at = first + w->round * w->chunk;
-        if (at < end) {
+        if (at < end && (w->only < 0 || w->only == w->owner)) {
             w->first = at;
             w->count = end - at < w->chunk ? end - at : w->chunk;
             return true;
@@ -131,20 +157,63 @@ static int publish(struct slide_reduce *r, uint64_t seq, struct slide_err *err)
     if (spoil) {
         uint32_t bits = slide_f32_bits(value);
         uint16_t high = (uint16_t)(bits >> 16);
-        memcpy(r->at[seq % PLACES], r->o.wire == SLIDE_F32 ? (void *)&bits : (void *)&high,
-               slide_dtype_size(r->o.wire));
+        memcpy(r->at[seq % PLACES], r->from == SLIDE_F32 ? (void *)&bits : (void *)&high,
+               slide_dtype_size(r->from));
     }
     slide_word_set(&host->header->rank[host->rank].published, (uint32_t)(seq + 1));
+    return 0;
+}
+
+/* On the devices: until the gradients of all ranks lie in their slots. */
+static int offer(struct slide_reduce *r, const struct job *job, struct slide_err *err)
+{
+    const struct slide_host *host = r->o.host;
+    if (slide_event_host_wait(job->ready, &host->worker, err) ||
+        slide_fault("offer", host->rank, err))
+        return -1;
+    slide_word_set(slide_comm_word(r->o.comm, host->rank, SLIDE_COMM_OFFERED), ++r->offered);
+    return slide_comm_reach(r->o.comm, SLIDE_COMM_OFFERED, r->offered, &host->worker_peers,
+                            "the gradient", err);
+}
+
+/* The sum of a chunk over the ranks, on the device; *from is where it will lie. */
+static int sum_chunk(struct slide_reduce *r, const struct job *job, const struct walk *w,
+                     const void **from, struct slide_err *err)
+{
+    uint64_t turn = r->reap_seq % IN_FLIGHT; /* its last copy out is over: publish() saw to it */
+    struct slide_accumulate_args a = {.out = r->o.sums + turn * r->chunk, .n = (int64_t)w->count};
+    size_t at = w->first * slide_dtype_size(r->o.wire);
+    for (int k = 0; k < r->o.host->world; k++) {
+        a.in = slide_comm_at(r->o.comm, k, (const unsigned char *)job->grad + at);
+        a.add = k > 0;
+        if (slide_launch_accumulate(r->peer, r->o.wire, &a, err))
+            return -1;
+    }
+    *from = a.out;
+    return slide_event_record(r->summed[turn], r->peer, err) ||
+                   slide_event_wait(r->summed[turn], r->lane, err)
+               ? -1
+               : 0;
+}
+
+/* All sums of a job have been formed: the others may use their gradients' memory again. */
+static int take(struct slide_reduce *r, struct slide_err *err)
+{
+    const struct slide_host *host = r->o.host;
+    for (uint32_t i = 0; i < IN_FLIGHT; i++)
+        if (slide_event_host_wait(r->summed[i], &host->worker, err))
+            return -1;
+    slide_word_set(slide_comm_word(r->o.comm, host->rank, SLIDE_COMM_TAKEN), r->offered);
     return 0;
 }
 
 static int reap_job(struct slide_reduce *r, const struct job *job, struct slide_err *err)
 {
     struct slide_host *host = r->o.host;
-    size_t size = slide_dtype_size(r->o.wire);
+    size_t size = slide_dtype_size(r->from);
     struct walk w;
     uint64_t waiting = r->reap_seq; /* oldest copy that is not yet published */
-    if (slide_event_wait(job->ready, r->lane, err))
+    if (r->o.comm ? offer(r, job, err) : slide_event_wait(job->ready, r->lane, err))
         return -1;
     for (walk_start(&w, r, job->unit); walk_next(&w); r->reap_seq++) {
         uint64_t seq = r->reap_seq, place = seq % PLACES;
@@ -153,22 +222,23 @@ static int reap_job(struct slide_reduce *r, const struct job *job, struct slide_
                 return -1;
         if (slide_fault("copyout", host->rank, err) ||
             (!r->direct &&
-             slide_wait_reach(&host->header->consumed[place], (uint32_t)(seq / PLACES),
-                              &host->worker_peers, "a place in the gradient staging", err)))
+             slide_wait_reach(&r->consumed[place], (uint32_t)(seq / PLACES), &host->worker_peers,
+                              "a place in the gradient staging", err)))
             return -1;
         unsigned char *to = r->direct
                                 ? plane_at(r, job->unit, w.first)
                                 : slide_host_staging(host, host->rank) + place * r->place_bytes;
         r->at[place] = to;
-        const unsigned char *from = (const unsigned char *)job->grad + w.first * size;
-        if (slide_copy(r->lane, to, from, w.count * size, SLIDE_COPY_D2H, err) ||
+        const void *from = (const unsigned char *)job->grad + w.first * size;
+        if ((r->o.comm && sum_chunk(r, job, &w, &from, err)) ||
+            slide_copy(r->lane, to, from, w.count * size, SLIDE_COPY_D2H, err) ||
             slide_event_record(r->arrived[place], r->lane, err))
             return -1;
     }
     while (waiting < r->reap_seq)
         if (publish(r, waiting++, err))
             return -1;
-    return 0;
+    return r->o.comm ? take(r, err) : 0;
 }
 
 /* ---- collector ---- */
@@ -201,17 +271,19 @@ static void sum_block(void *ctx, int64_t i, int worker)
     struct slide_host *host = r->o.host;
     uint64_t at = (uint64_t)i * BLOCK;
     uint64_t n = work->count - at < BLOCK ? work->count - at : BLOCK;
-    size_t size = slide_dtype_size(r->o.wire);
+    size_t size = slide_dtype_size(r->from), place = work->place * r->place_bytes + at * size;
     const void *in[SLIDE_RANKS_MAX] = {0};
     bool plane = host->layout->grad_bytes;
-    for (int k = 0; k < host->world; k++)
-        in[k] = r->direct ? plane_at(r, work->unit, work->first + at)
-                          : slide_host_staging(host, k) + work->place * r->place_bytes + at * size;
+    int ranks = r->o.comm ? 1 : host->world; /* that are left to sum */
+    for (int k = 0; k < ranks; k++)
+        in[k] = r->direct   ? plane_at(r, work->unit, work->first + at)
+                : r->o.comm ? slide_host_staging(host, host->rank) + place
+                            : slide_host_staging(host, k) + place;
     const float *sum = in[0];
-    if (host->world > 1 || r->o.wire != SLIDE_F32) {
+    if (ranks > 1 || r->from != SLIDE_F32) {
         float *out = plane && !r->direct ? (float *)plane_at(r, work->unit, work->first + at)
                                          : r->scratch + (size_t)worker * BLOCK;
-        slide_vec_sum(r->isa, out, in, host->world, r->o.wire, n);
+        slide_vec_sum(r->isa, out, in, ranks, r->from, n);
         sum = out;
     }
     look(r, sum, n, r->squares + at / NORM, r->bad + at / NORM);
@@ -230,6 +302,8 @@ static int collect_job(struct slide_reduce *r, const struct job *job, struct sli
             continue;
         uint64_t seq = r->collect_seq;
         for (int k = 0; k < host->world; k++) {
+            if (r->o.comm && k != host->rank)
+                continue;
             char what[64];
             snprintf(what, sizeof what, "the gradient of unit %d from rank %d", job->unit, k);
             if (slide_wait_reach(&host->header->rank[k].published, (uint32_t)(seq + 1),
@@ -247,7 +321,7 @@ static int collect_job(struct slide_reduce *r, const struct job *job, struct sli
             squares += r->squares[i];
             bad += r->bad[i];
         }
-        slide_word_set(&host->header->consumed[seq % PLACES], (uint32_t)(seq / PLACES + 1));
+        slide_word_set(&r->consumed[seq % PLACES], (uint32_t)(seq / PLACES + 1));
     }
     pthread_mutex_lock(&r->lock);
     r->totals.squares += squares;
@@ -292,6 +366,15 @@ static void *collector_main(void *arg)
     return NULL;
 }
 
+static int open_sums(struct slide_reduce *r, struct slide_err *err)
+{
+    r->peer = slide_lane_open(r->o.device, SLIDE_LANE_PEER, err);
+    for (uint32_t i = 0; r->peer && i < IN_FLIGHT; i++)
+        if (!(r->summed[i] = slide_event_new(r->o.device, err)))
+            return -1;
+    return r->peer ? 0 : -1;
+}
+
 int slide_reduce_open(struct slide_reduce **reduce, const struct slide_reduce_options *options,
                       struct slide_err *err)
 {
@@ -303,9 +386,11 @@ int slide_reduce_open(struct slide_reduce **reduce, const struct slide_reduce_op
     r->isa = slide_isa_get();
     r->totals.nonfinite_unit = -1;
     pthread_mutex_init(&r->lock, NULL);
-    r->place_bytes = slide_reduce_staging(options->chunk_bytes) / PLACES;
-    r->chunk = r->place_bytes / slide_dtype_size(options->wire);
-    r->direct = slide_reduce_direct(options->host->layout);
+    r->from = options->comm ? SLIDE_F32 : options->wire;
+    r->place_bytes = place_bytes(options->chunk_bytes);
+    r->chunk = r->place_bytes / slide_dtype_size(r->from);
+    r->direct = slide_reduce_direct(options->host->layout, options->comm);
+    r->consumed = options->comm ? r->own : options->host->header->consumed;
     uint64_t threads = (uint64_t)slide_pool_threads(options->pool), terms = r->chunk / NORM;
     r->scratch = slide_mem_array(threads * BLOCK, sizeof *r->scratch, err);
     r->squares = slide_mem_array(terms, sizeof *r->squares, err);
@@ -318,6 +403,8 @@ int slide_reduce_open(struct slide_reduce **reduce, const struct slide_reduce_op
     for (uint32_t i = 0; i < PLACES; i++)
         if (!(r->arrived[i] = slide_event_new(options->device, err)))
             goto fail;
+    if (options->comm && open_sums(r, err))
+        goto fail;
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -349,7 +436,10 @@ void slide_reduce_close(struct slide_reduce *r)
         pthread_join(r->reaper, NULL);
     if (r->collector_runs)
         pthread_join(r->collector, NULL);
+    slide_lane_close(r->peer);
     slide_lane_close(r->lane);
+    for (uint32_t i = 0; i < IN_FLIGHT; i++)
+        slide_event_free(r->summed[i]);
     for (uint32_t i = 0; i < PLACES; i++)
         slide_event_free(r->arrived[i]);
     slide_mem_free(r->bad);
@@ -385,7 +475,12 @@ int slide_reduce_submit(struct slide_reduce *r, int unit, const void *grad,
 
 int slide_reduce_wait(struct slide_reduce *r, uint32_t ticket, struct slide_err *err)
 {
-    return slide_wait_reach(&r->copied, ticket, &r->o.host->peers, "a gradient's copy", err);
+    const struct slide_waiter *peers = &r->o.host->peers;
+    if (slide_wait_reach(&r->copied, ticket, peers, "a gradient's copy", err))
+        return -1;
+    return r->o.comm ? slide_comm_reach(r->o.comm, SLIDE_COMM_TAKEN, ticket, peers,
+                                        "the reading of a gradient", err)
+                     : 0;
 }
 
 int slide_reduce_drain(struct slide_reduce *r, struct slide_err *err)
