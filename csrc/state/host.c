@@ -28,7 +28,7 @@ unsigned char *slide_host_slots(const struct slide_host *host, int rank)
 }
 
 /* A peer that has closed will never answer: a wait for it ends instead of lasting the timeout. The
- * condition was looked at before, and is looked at once more by the wait after poll returned 0. */
+ * wait looks at its condition once more after this. */
 static int left_check(struct slide_host *host, struct slide_err *err)
 {
     for (int r = 0; r < host->world; r++)

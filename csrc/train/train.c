@@ -355,6 +355,8 @@ void slide_train_close(struct slide_train *train)
         return;
     if (train->failed)
         slide_device_abandon(train->device);
+    else if (train->updates) /* of the last step: the other ranks count on them */
+        slide_updates_drain(train->updates, NULL);
     slide_shard_close(train->deliver);
     slide_reduce_close(train->reduce);
     slide_updates_close(train->updates);

@@ -315,6 +315,62 @@ static void routes(void)
     }
 }
 
+/* Ranks close at once after their last step, with updates still to do: those of their slices are
+ * done all the same, and who reads the state afterwards gets it whole. */
+static void *closing_rank(void *arg)
+{
+    struct rank_run *run = arg;
+    struct slide_train *train = NULL;
+    struct slide_step_out out;
+    int32_t ids[ROWS * SEQ], labels[ROWS * SEQ];
+    struct slide_batch batch = {.rows = ROWS, .seq = SEQ, .ids = ids, .labels = labels};
+    for (int r = 0; r < ROWS; r++)
+        make_row(0, r, ids + r * SEQ, labels + r * SEQ);
+    run->err = SLIDE_ERR_INIT;
+    run->failed = slide_train_open(&train, &run->spec, &run->err) ||
+                  slide_train_init(train, 7, 0.3, &run->err) ||
+                  slide_train_step(train, &batch, 1, 1e-3, &out, &run->err) ||
+                  (run->spec.rank == 0 && collect(train, run->result, &run->err));
+    slide_train_close(train);
+    return NULL;
+}
+
+static void closing_early(void)
+{
+    struct rank_run run[2];
+    pthread_t thread[2];
+    char name[64];
+    float *want = NULL;
+    setenv("SLIDE_JITTER", "3", 1); /* so that rank 1 closes long before its updates are done */
+    for (int i = 0; i < 4; i++) {
+        struct result result = {0};
+        snprintf(name, sizeof name, "slidedp-closing-%d-%d", (int)getpid(), i);
+        for (int r = 0; r < 2; r++) {
+            run[r] = (struct rank_run){.spec = base_spec(true), .result = &result};
+            run[r].spec.rank = r;
+            run[r].spec.world = 2;
+            run[r].spec.rendezvous = name;
+            run[r].spec.agreement = "test=1\n";
+            run[r].spec.max_grad_norm = 0.5; /* all updates wait for the end of the step */
+            pthread_create(&thread[r], NULL, closing_rank, &run[r]);
+        }
+        for (int r = 0; r < 2; r++) {
+            pthread_join(thread[r], NULL);
+            if (run[r].failed)
+                printf("rank %d: %s\n", r, run[r].err.text);
+            CHECK(!run[r].failed);
+        }
+        if (!want)
+            want = result.master;
+        else if (!run[0].failed)
+            CHECK(!memcmp(want, result.master, result.count * sizeof(float)));
+        if (result.master != want)
+            free(result.master);
+    }
+    unsetenv("SLIDE_JITTER");
+    free(want);
+}
+
 static void rank_without_data(void)
 {
     /* The others' zeros change no sum: the same bits as without them. */
@@ -402,5 +458,5 @@ static void bad_arguments(void)
 }
 
 TEST_MAIN(CASE(same_bits_f32), CASE(same_bits_bf16), CASE(worlds), CASE(worlds_clipped),
-          CASE(routes), CASE(rank_without_data), CASE(failing_allocations), CASE(wide_heads),
-          CASE(bad_arguments))
+          CASE(routes), CASE(closing_early), CASE(rank_without_data), CASE(failing_allocations),
+          CASE(wide_heads), CASE(bad_arguments))
