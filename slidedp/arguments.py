@@ -80,7 +80,8 @@ class TrainingArguments:
     gradient_dtype: str = "auto"  # on the way to the host: "bfloat16" | "float32"
     # How weights reach the devices, "full": each rank copies whole units from host memory, or
     # "shard": its slice of them, and takes the others' from their devices; and where gradients are
-    # summed, "cpu" or "gpu": by the devices. The same bits. "auto": full and cpu.
+    # summed, "cpu" or "gpu": by the devices. The same bits. "auto": full and cpu, which is
+    # all that several ranks on GPUs can do so far.
     weight_delivery: str = "auto"
     gradient_reduction: str = "auto"
     # Of blocks, one for all or a list of one each: "recompute" the inside in backward, "selective":

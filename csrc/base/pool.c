@@ -22,6 +22,7 @@
 
 #include "futex.h"
 #include "mem.h"
+#include "thread.h"
 
 #define OPEN 0x80000000u
 #define SPINS 100
@@ -134,18 +135,6 @@ static int start(struct slide_pool *pool, int cpu, struct slide_err *err)
     return 0;
 }
 
-/* Workers leave signals to the threads of the caller's program, but for those that a thread's own
- * fault raises. */
-static void block_signals(sigset_t *before)
-{
-    sigset_t all;
-    sigfillset(&all);
-    static const int own[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP};
-    for (size_t i = 0; i < sizeof own / sizeof own[0]; i++)
-        sigdelset(&all, own[i]);
-    pthread_sigmask(SIG_SETMASK, &all, before);
-}
-
 struct slide_pool *slide_pool_new(int threads, const int *cpus, int cpu_count,
                                   struct slide_err *err)
 {
@@ -168,7 +157,7 @@ struct slide_pool *slide_pool_new(int threads, const int *cpus, int cpu_count,
         goto fail;
 
     sigset_t before;
-    block_signals(&before);
+    slide_thread_block_signals(&before);
     int rc = 0;
     for (int i = 1; i < threads && !rc; i++)
         rc = start(pool, cpu_count ? cpus[i % cpu_count] : -1, err);

@@ -10,7 +10,6 @@
  * copies, zeroing and `accumulate`, which needs no scratch memory, run on any, with the pool on the
  * compute lane and without on the others. */
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +18,7 @@
 
 #include "base/fault.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "cpu/cpu_inside.h"
 
 #define RING 1024u
@@ -26,7 +26,7 @@
 struct slide_cpu_lane_inside {
     slide_word head, tail, stop;
     struct slide_pool *pool; /* the device's on the compute lane, else NULL */
-    pthread_t thread;
+    struct slide_thread thread;
     pthread_mutex_t lock; /* guards err */
     struct slide_err err;
     slide_word failed;
@@ -112,17 +112,11 @@ static struct slide_lane *lane_open(struct slide_device *device, enum slide_lane
     in->pool = kind == SLIDE_LANE_COMPUTE ? device->pool : NULL;
     in->err = SLIDE_ERR_INIT;
     pthread_mutex_init(&in->lock, NULL);
-    sigset_t all, before; /* signals belong to the caller's threads */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int failed = pthread_create(&in->thread, NULL, lane_main, lane);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (!failed) {
+    if (!slide_thread_start(&in->thread, lane_main, lane, "a queue's thread", err)) {
         if (kind == SLIDE_LANE_COMPUTE)
             device->compute = lane;
         return lane;
     }
-    slide_err_os(err, failed, "a queue's thread");
     pthread_mutex_destroy(&in->lock);
 fail:
     slide_mem_free(in);
@@ -137,7 +131,7 @@ static void lane_close(struct slide_lane *lane)
     slide_wait_reach(&in->tail, head, &forever, "a queue", NULL);
     slide_word_set(&in->stop, 1);
     slide_word_set(&in->head, head + 1);
-    pthread_join(in->thread, NULL);
+    slide_thread_join(&in->thread);
     if (lane->device->compute == lane)
         lane->device->compute = NULL;
     pthread_mutex_destroy(&in->lock);

@@ -367,7 +367,7 @@ static int check_budget(const struct slide_memory *memory, struct slide_err *err
         return -1;
     bool own = memory->o.budget != 0;
     uint64_t limit = own ? memory->o.budget : info.free_bytes;
-    if (memory->bytes - (memory->o.slots_counted && !own ? memory->slots_bytes : 0) <= limit)
+    if (memory->bytes - (memory->o.slots_given && !own ? memory->slots_bytes : 0) <= limit)
         return 0;
     char list[600] = "";
     for (int i = 0; i < memory->areas; i++) {
@@ -387,7 +387,9 @@ static int check_budget(const struct slide_memory *memory, struct slide_err *err
 int slide_memory_init(struct slide_memory *memory, const struct slide_memory_options *options,
                       struct slide_err *err)
 {
-    *memory = (struct slide_memory){.o = *options};
+    *memory = (struct slide_memory){.o = *options,
+                                    .slots_base = options->slots_at,
+                                    .slots_own = !options->slots_at || options->slots_given};
     const struct slide_model *model = options->layout->model;
     int units = model->units, micro = options->micro_batches;
     memory->weights = slide_mem_array((uint64_t)options->slots + 2, sizeof *memory->weights, err);
@@ -418,9 +420,8 @@ int slide_memory_init(struct slide_memory *memory, const struct slide_memory_opt
     memory->bytes = slots.used + plan.used;
     if (check_budget(memory, err))
         goto fail;
-    memory->slots_base = options->slots_at ? options->slots_at
-                                           : slide_device_alloc(options->device, slots.used, err);
-    memory->slots_own = !options->slots_at;
+    if (!memory->slots_base)
+        memory->slots_base = slide_device_alloc(options->device, slots.used, err);
     memory->base = memory->slots_base ? slide_device_alloc(options->device, plan.used, err) : NULL;
     if (!memory->base)
         goto fail;
@@ -467,7 +468,7 @@ void slide_memory_fini(struct slide_memory *memory)
     slide_mem_free(memory->host_base);
     if (memory->base)
         slide_device_free(memory->o.device, memory->base);
-    if (memory->slots_own && memory->slots_base)
+    if (memory->slots_own)
         slide_device_free(memory->o.device, memory->slots_base);
     for (int m = 0; memory->micro && m < memory->o.micro_batches; m++) {
         slide_mem_free(memory->micro[m].boundary);

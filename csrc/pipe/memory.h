@@ -25,10 +25,9 @@ struct slide_memory_options {
     bool debug;                 /* every value is looked through for Inf and NaN */
     uint64_t budget;            /* bytes of the device that may be taken, 0: what is free */
     size_t sums_bytes;          /* of the route's sums on the device, beside the slots */
-    /* Memory for the slots, slide_memory_slots_bytes() of it, that outlives this plan; NULL: from
-     * the device. */
+    /* Memory for the slots, slide_memory_slots_bytes() of it; NULL: from the device. */
     void *slots_at;
-    bool slots_counted; /* it is of the device, and was taken before */
+    bool slots_given; /* slots_at was taken from the device before, and is this plan's now */
 };
 
 /* What a micro-batch owns. Arrays of [tokens] unless said otherwise. */
@@ -59,7 +58,7 @@ struct slide_memory {
     size_t bytes;              /* with the slots */
     unsigned char *slots_base; /* weights, gradients, sums: what other ranks may read */
     size_t slots_bytes;
-    bool slots_own;
+    bool slots_own; /* fini frees them */
     float *sums;
     struct {
         const char *name;

@@ -2,10 +2,10 @@
  *
  * DESIGN. The driver walks the stage list once and enqueues; lanes and events keep the order that
  * the list's dependencies ask for. It blocks in three places only: for a unit that another rank has
- * not finished updating (slide_deliver_full; for the other ranks' slices: slide_shard_wait), for a
- * gradient slot whose last gradient has not been
- * copied out yet, and at the end for the results. A lane that is full makes it wait as well, where
- * nothing is looked at, so signals and the abort word are also looked at before each micro-batch.
+ * not finished updating (slide_deliver_full) or not delivered its slice of (slide_shard_wait), for
+ * a gradient slot whose last gradient has not been copied out yet, and at the end for the results.
+ * A lane that is full makes it wait as well, where nothing is looked at, so signals and the abort
+ * word are also looked at before each micro-batch.
  *
  *   h2d lane       inputs, then weights: waits for slot.free, records slot.ready (with sharded
  *                  delivery the route's own lanes do that in training passes)
@@ -93,12 +93,9 @@ static int plan_memory(struct slide_pipe *pipe, void *slots, struct slide_err *e
                                      .budget = pipe->o.budget,
                                      .sums_bytes = pipe->o.sums_bytes,
                                      .slots_at = slots ? slots : pipe->o.slots_at,
-                                     .slots_counted = slots};
-    if (slide_memory_init(&pipe->memory, &o, err)) {
-        slide_device_free(pipe->o.device, slots);
+                                     .slots_given = slots};
+    if (slide_memory_init(&pipe->memory, &o, err))
         return -1;
-    }
-    pipe->memory.slots_own = !pipe->o.slots_at;
     slide_model_rope(pipe->layout->model, (float *)pipe->memory.host_base);
     size_t bytes = (size_t)pipe->layout->model->config.head_dim / 2 * 4;
     /* Padding between tensors must be zero on its way out; no op ever writes it again. */

@@ -13,11 +13,9 @@
  * is for a record made before. Only training passes go this way: the others aren't collective.
  * No cycle of waits: filling n waits for pulling of numbers below n alone, and pulling n for
  * filling n. After an error both threads end; what waits for them sees the abort word. */
-#include <pthread.h>
-#include <signal.h>
-
 #include "base/fault.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "route/route.h"
 
 #define DEPTH 8u /* slices copied, or on their way, and not yet pulled; a power of two */
@@ -38,8 +36,7 @@ struct slide_shard {
     struct job job[QUEUE];
     slide_word submitted, shipped, enqueued, stop; /* units; enqueued: their ready is recorded */
     _Atomic uint64_t waited;                       /* nanoseconds, for updates */
-    pthread_t shipper, puller;
-    bool shipper_runs, puller_runs;
+    struct slide_thread shipper, puller;
 };
 
 /* The rank's part of the unit in a slot, and its bytes. */
@@ -150,19 +147,9 @@ int slide_shard_open(struct slide_shard **shard, struct slide_device *device,
     for (uint32_t i = 0; i < DEPTH; i++)
         if (!(s->arrived[i] = slide_event_new(device, err)))
             goto fail;
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int failed = pthread_create(&s->shipper, NULL, shipper_main, s);
-    s->shipper_runs = !failed;
-    if (!failed) {
-        failed = pthread_create(&s->puller, NULL, puller_main, s);
-        s->puller_runs = !failed;
-    }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (!failed)
+    if (!slide_thread_start(&s->shipper, shipper_main, s, "threads of the delivery", err) &&
+        !slide_thread_start(&s->puller, puller_main, s, "threads of the delivery", err))
         return 0;
-    slide_err_os(err, failed, "threads of the delivery");
 fail:
     slide_shard_close(s);
     *shard = NULL;
@@ -175,10 +162,8 @@ void slide_shard_close(struct slide_shard *s)
         return;
     slide_word_set(&s->stop, 1);
     slide_word_add(&s->submitted, 1); /* wakes both threads */
-    if (s->shipper_runs)
-        pthread_join(s->shipper, NULL);
-    if (s->puller_runs)
-        pthread_join(s->puller, NULL);
+    slide_thread_join(&s->shipper);
+    slide_thread_join(&s->puller);
     slide_lane_close(s->peer);
     slide_lane_close(s->h2d);
     for (uint32_t i = 0; i < DEPTH; i++)

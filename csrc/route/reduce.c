@@ -28,12 +28,12 @@
  * After an error both threads end; what waits for them sees the abort word. */
 #include <float.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/fault.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "optim/vec.h"
 #include "route/route.h"
 
@@ -59,7 +59,8 @@ struct slide_reduce {
     struct slide_event *summed[IN_FLIGHT];
     slide_word own[PLACES]; /* on the devices: in place of header->consumed */
     slide_word *consumed;
-    enum slide_dtype from; /* of what is copied out */
+    enum slide_dtype from;  /* of what is copied out */
+    int first_in, ranks_in; /* ranks whose copies are summed here */
     struct slide_event *arrived[PLACES];
     void *at[PLACES]; /* where the chunk in each place was copied to */
     bool direct;
@@ -68,8 +69,7 @@ struct slide_reduce {
     uint64_t *bad;   /* likewise: Inf or NaN */
     struct job job[QUEUE];
     slide_word submitted, copied, reduced, stop; /* jobs */
-    pthread_t reaper, collector;
-    bool reaper_runs, collector_runs;
+    struct slide_thread reaper, collector;
     uint64_t reap_seq, collect_seq; /* chunks */
     uint32_t offered;               /* jobs */
     pthread_mutex_t lock;           /* guards totals */
@@ -274,16 +274,14 @@ static void sum_block(void *ctx, int64_t i, int worker)
     size_t size = slide_dtype_size(r->from), place = work->place * r->place_bytes + at * size;
     const void *in[SLIDE_RANKS_MAX] = {0};
     bool plane = host->layout->grad_bytes;
-    int ranks = r->o.comm ? 1 : host->world; /* that are left to sum */
-    for (int k = 0; k < ranks; k++)
-        in[k] = r->direct   ? plane_at(r, work->unit, work->first + at)
-                : r->o.comm ? slide_host_staging(host, host->rank) + place
-                            : slide_host_staging(host, k) + place;
+    for (int k = 0; k < r->ranks_in; k++)
+        in[k] = r->direct ? plane_at(r, work->unit, work->first + at)
+                          : slide_host_staging(host, r->first_in + k) + place;
     const float *sum = in[0];
-    if (ranks > 1 || r->from != SLIDE_F32) {
+    if (r->ranks_in > 1 || r->from != SLIDE_F32) {
         float *out = plane && !r->direct ? (float *)plane_at(r, work->unit, work->first + at)
                                          : r->scratch + (size_t)worker * BLOCK;
-        slide_vec_sum(r->isa, out, in, ranks, r->from, n);
+        slide_vec_sum(r->isa, out, in, r->ranks_in, r->from, n);
         sum = out;
     }
     look(r, sum, n, r->squares + at / NORM, r->bad + at / NORM);
@@ -301,9 +299,7 @@ static int collect_job(struct slide_reduce *r, const struct job *job, struct sli
         if (w.owner != host->rank)
             continue;
         uint64_t seq = r->collect_seq;
-        for (int k = 0; k < host->world; k++) {
-            if (r->o.comm && k != host->rank)
-                continue;
+        for (int k = r->first_in; k < r->first_in + r->ranks_in; k++) {
             char what[64];
             snprintf(what, sizeof what, "the gradient of unit %d from rank %d", job->unit, k);
             if (slide_wait_reach(&host->header->rank[k].published, (uint32_t)(seq + 1),
@@ -387,6 +383,8 @@ int slide_reduce_open(struct slide_reduce **reduce, const struct slide_reduce_op
     r->totals.nonfinite_unit = -1;
     pthread_mutex_init(&r->lock, NULL);
     r->from = options->comm ? SLIDE_F32 : options->wire;
+    r->first_in = options->comm ? options->host->rank : 0;
+    r->ranks_in = options->comm ? 1 : options->host->world;
     r->place_bytes = place_bytes(options->chunk_bytes);
     r->chunk = r->place_bytes / slide_dtype_size(r->from);
     r->direct = slide_reduce_direct(options->host->layout, options->comm);
@@ -405,21 +403,9 @@ int slide_reduce_open(struct slide_reduce **reduce, const struct slide_reduce_op
             goto fail;
     if (options->comm && open_sums(r, err))
         goto fail;
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int failed = pthread_create(&r->reaper, NULL, reaper_main, r);
-    r->reaper_runs = !failed;
-    if (!failed) {
-        failed = pthread_create(&r->collector, NULL, collector_main, r);
-        r->collector_runs = !failed;
-    }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (failed) {
-        slide_err_os(err, failed, "threads of the reduction");
-        goto fail;
-    }
-    return 0;
+    if (!slide_thread_start(&r->reaper, reaper_main, r, "threads of the reduction", err) &&
+        !slide_thread_start(&r->collector, collector_main, r, "threads of the reduction", err))
+        return 0;
 fail:
     slide_reduce_close(r);
     *reduce = NULL;
@@ -432,10 +418,8 @@ void slide_reduce_close(struct slide_reduce *r)
         return;
     slide_word_set(&r->stop, 1);
     slide_word_add(&r->submitted, 1); /* wakes both threads */
-    if (r->reaper_runs)
-        pthread_join(r->reaper, NULL);
-    if (r->collector_runs)
-        pthread_join(r->collector, NULL);
+    slide_thread_join(&r->reaper);
+    slide_thread_join(&r->collector);
     slide_lane_close(r->peer);
     slide_lane_close(r->lane);
     for (uint32_t i = 0; i < IN_FLIGHT; i++)

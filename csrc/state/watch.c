@@ -16,6 +16,7 @@
 
 #include "base/env.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "state/host.h"
 
 #define TICK_MS 100
@@ -23,7 +24,7 @@
 
 struct slide_watch {
     struct slide_host *host;
-    pthread_t thread;
+    struct slide_thread thread;
     int pidfd[SLIDE_RANKS_MAX]; /* -1: none */
     int pid[SLIDE_RANKS_MAX];
     uint32_t beat[SLIDE_RANKS_MAX];
@@ -109,16 +110,7 @@ int slide_watch_start(struct slide_host *host, const int *pids, struct slide_err
     }
     if (pipe2(watch->stop_pipe, O_CLOEXEC))
         return slide_err_os(err, errno, "pipe of the watch thread");
-    sigset_t all, before; /* signals belong to the caller's threads */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int failed = pthread_create(&watch->thread, NULL, run, watch);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (failed) {
-        watch->thread = 0;
-        return slide_err_os(err, failed, "watch thread");
-    }
-    return 0;
+    return slide_thread_start(&watch->thread, run, watch, "watch thread", err);
 }
 
 void slide_watch_stop(struct slide_host *host)
@@ -127,12 +119,10 @@ void slide_watch_stop(struct slide_host *host)
     if (!watch)
         return;
     slide_word_set(&watch->stop, 1);
-    if (watch->thread) {
-        if (write(watch->stop_pipe[1], "", 1) < 0) {
-            /* the thread sees `stop` within a tick all the same */
-        }
-        pthread_join(watch->thread, NULL);
+    if (watch->thread.runs && write(watch->stop_pipe[1], "", 1) < 0) {
+        /* the thread sees `stop` within a tick all the same */
     }
+    slide_thread_join(&watch->thread);
     for (int r = 0; r < SLIDE_RANKS_MAX; r++)
         if (watch->pidfd[r] >= 0)
             close(watch->pidfd[r]);

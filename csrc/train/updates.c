@@ -10,11 +10,11 @@
 #include "train/updates.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <string.h>
 
 #include "base/fault.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "optim/vec.h"
 #include "train/rank.h"
 
@@ -29,7 +29,7 @@ struct numbers { /* of a step */
 
 struct slide_updates {
     struct slide_train *train;
-    bool gated, runs;
+    bool gated;
     float *scratch;       /* [threads, BLOCK] */
     pthread_mutex_t lock; /* guards what follows, but for the words */
     uint8_t *step;        /* [units] */
@@ -39,7 +39,7 @@ struct slide_updates {
     slide_word done; /* of them */
     slide_word news; /* changes: what the thread sleeps on */
     slide_word stop;
-    pthread_t thread;
+    struct slide_thread thread;
 };
 
 struct block_work {
@@ -148,15 +148,8 @@ int slide_updates_open(struct slide_updates **updates, struct slide_train *train
         slide_mem_array((uint64_t)slide_pool_threads(train->pool) * BLOCK, sizeof *u->scratch, err);
     if (!u->step || !u->scratch)
         goto fail;
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int failed = pthread_create(&u->thread, NULL, updates_main, u);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    u->runs = !failed;
-    if (!failed)
+    if (!slide_thread_start(&u->thread, updates_main, u, "the thread of the updates", err))
         return 0;
-    slide_err_os(err, failed, "the thread of the updates");
 fail:
     slide_updates_close(u);
     *updates = NULL;
@@ -169,8 +162,7 @@ void slide_updates_close(struct slide_updates *u)
         return;
     slide_word_set(&u->stop, 1);
     slide_word_add(&u->news, 1);
-    if (u->runs)
-        pthread_join(u->thread, NULL);
+    slide_thread_join(&u->thread);
     slide_mem_free(u->scratch);
     slide_mem_free(u->step);
     pthread_mutex_destroy(&u->lock);
